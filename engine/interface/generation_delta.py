@@ -1,0 +1,51 @@
+"""What came out: the unit of the log, the feed and the ledger."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended normally; the words are OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTENT_FILTER = "content_filter"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request: each prompt counted once, outputs of all choices together.
+
+    `cached_tokens` says how many of `prompt_tokens` came from the prefix cache.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDelta:
+    """Some more of one choice.
+
+    `offset` is how many output tokens of the request, over all choices, were delivered before
+    this delta: a reader that sees another number than it counted has missed something.
+    `text` may be empty while `token_ids` is not: a partial character, or the possible beginning
+    of a stop string, is held back. A choice's last delta has its `finish_reason`. The request's
+    last delta, and it alone, has `usage`; when the request did not finish normally `error`
+    holds the code ("cancelled", "replica_lost", ...), and unfinished choices have no reason.
+    """
+
+    request_id: str
+    choice: int
+    offset: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    error: str | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """True for the one delta that ends the request."""
+        return self.usage is not None
