@@ -28,8 +28,9 @@ class Usage:
 class GenerationDelta:
     """Some more of one choice.
 
-    `offset` is how many output tokens of the request, over all choices, were delivered before
-    this delta: a reader that sees another number than it counted has missed something.
+    `serial` counts the request's deltas from 0: a reader that sees another number than it
+    expects has missed one, or has seen it before. `offset` is how many output tokens of the
+    request, over all choices, were delivered before this delta.
     `text` may be empty while `token_ids` is not: a partial character, or the possible beginning
     of a stop string, is held back. A choice's last delta has its `finish_reason`. The request's
     last delta, and it alone, has `usage`; when the request did not finish normally `error`
@@ -38,6 +39,7 @@ class GenerationDelta:
 
     request_id: str
     choice: int
+    serial: int
     offset: int
     token_ids: tuple[int, ...] = ()
     text: str = ""

@@ -48,9 +48,7 @@ class SamplingParams:
         """Raise InvalidRequest naming the first field outside its range."""
         _require(1 <= self.max_tokens < 2**31, "max_tokens", "must be at least 1")
         _require(_in_range(self.temperature, 0.0, 2.0), "temperature", "must be in [0, 2]")
-        _require(
-            _in_range(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", "must be in (0, 1]"
-        )
+        _require(_in_range(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", "must be in (0, 1]")
         _require(self.top_k >= 0, "top_k", "must be 0 (off) or more")
         _require(_in_range(self.min_p, 0.0, 1.0), "min_p", "must be in [0, 1]")
         _require(

@@ -1,0 +1,82 @@
+"""Letting a request in: reserve, then queue, so that nothing is queued that nobody is billed for.
+
+The order is the promise. The row comes first: a process that dies between the two leaves a held
+reservation that maintenance expires, never a request that runs unseen.
+"""
+
+import redis.asyncio
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from control.admission.reservation import Reservation, give_back, hold
+from control.errors import Overloaded, StoreUnavailable
+from control.streams.functions import enqueue, invoke_async
+from control.streams.keys import ModelKeys
+from control.streams.messages import QueueEntry
+from engine.interface.generation_request import GenerationRequest
+
+RETRY_AFTER_MS = 1000
+
+
+class Admission:
+    """Accepts requests for one follower, which will be fed their deltas."""
+
+    def __init__(
+        self,
+        database: AsyncEngine,
+        client: redis.asyncio.Redis,
+        follower_id: str,
+        max_queued: int,
+    ) -> None:
+        self._database = database
+        self._client = client
+        self._follower_id = follower_id
+        self._max_queued = max_queued
+
+    async def accept(self, reservation: Reservation, request: GenerationRequest) -> None:
+        """Hold the reservation and queue the request, or raise and leave neither.
+
+        Raises Overloaded when the queue is full and StoreUnavailable when a store is away. A
+        request id that is queued already (a batch line claimed twice) is accepted once.
+        """
+        try:
+            async with self._database.begin() as connection:
+                await hold(connection, reservation)
+        except (SQLAlchemyError, OSError) as error:
+            raise StoreUnavailable(
+                "The ledger does not answer, so nothing is accepted. Try again shortly.",
+                retry_after_ms=RETRY_AFTER_MS,
+            ) from error
+        try:
+            reply = await self._enqueue(reservation, request)
+        except (RedisError, OSError) as error:
+            # Whether it was queued is unknown, so the row stays: the request ends or expires.
+            raise StoreUnavailable(
+                "The queue does not answer. Try again shortly.", retry_after_ms=RETRY_AFTER_MS
+            ) from error
+        if reply == b"full":
+            async with self._database.begin() as connection:
+                await give_back(connection, reservation.request_id)
+            raise Overloaded(
+                f"{self._max_queued} requests are waiting for {reservation.model} already. "
+                f"Try again in {RETRY_AFTER_MS} ms.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+
+    async def _enqueue(self, reservation: Reservation, request: GenerationRequest) -> bytes:
+        entry = QueueEntry(
+            request_id=request.request_id,
+            tenant_id=reservation.tenant_id,
+            priority_class=request.priority_class,
+            weights_digest=reservation.weights_digest,
+            num_sequences=request.num_choices,
+            max_kv_tokens=request.max_kv_tokens,
+            arrival=request.arrival,
+            deadline_at=request.deadline_at,
+        )
+        keys = ModelKeys(reservation.model)
+        reply: bytes = await invoke_async(
+            self._client, enqueue(keys, entry, request, self._follower_id, self._max_queued)
+        )
+        return reply

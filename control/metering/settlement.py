@@ -1,0 +1,207 @@
+"""Closing requests and metering them: one statement, many requests, all or nothing.
+
+A settlement closes a held row under the attempt it names and, in the same transaction, writes
+its usage, its timings and the outputs that must be kept. A request that was ended before, or
+that another attempt has meanwhile taken over, is left alone: it gets no second usage row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from control.identity.request_id import created_at_of
+from engine.interface.generation_delta import FinishReason, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOutput:
+    """What one choice said, to be kept beyond the stream."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds a request spent in each stage; None for a stage that it did not reach.
+
+    queue: accepted to assigned. wait: assigned to first computed. prefill: first computed to
+    first token. decode: first token to last.
+    """
+
+    queue_s: float | None = None
+    wait_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How one attempt of one request ended.
+
+    `usage` is what was delivered, and what is billed. `wasted_tokens` were computed and never
+    delivered. `error` is None for a request that finished. `replica_id` is None when it never
+    ran. `outputs` are stored only if they are given.
+    """
+
+    request_id: str
+    attempt: int
+    usage: Usage
+    finish_reasons: tuple[FinishReason | None, ...] = ()
+    error: str | None = None
+    wasted_tokens: int = 0
+    replica_id: str | None = None
+    timings: Timings = Timings()
+    outputs: tuple[ChoiceOutput, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """The request's terminal state."""
+        if self.error is None:
+            return "finished"
+        return "cancelled" if self.error == "cancelled" else "failed"
+
+
+_SETTLE = text(
+    """
+    WITH ending AS (
+        SELECT * FROM unnest(
+            CAST(:created_at AS timestamptz[]), CAST(:request_id AS text[]),
+            CAST(:attempt AS integer[]), CAST(:outcome AS text[]), CAST(:error AS text[]),
+            CAST(:finish_reasons AS text[]), CAST(:prompt_tokens AS bigint[]),
+            CAST(:cached_tokens AS bigint[]), CAST(:completion_tokens AS bigint[]),
+            CAST(:wasted_tokens AS bigint[]), CAST(:replica_id AS text[]),
+            CAST(:queue_s AS float8[]), CAST(:wait_s AS float8[]),
+            CAST(:prefill_s AS float8[]), CAST(:decode_s AS float8[])
+        ) AS e (created_at, request_id, attempt, outcome, error, finish_reasons, prompt_tokens,
+                cached_tokens, completion_tokens, wasted_tokens, replica_id,
+                queue_s, wait_s, prefill_s, decode_s)
+        ORDER BY request_id
+    ), closed AS (
+        UPDATE requests r
+        SET state = e.outcome, ended_at = now(), error_code = e.error,
+            completion_tokens = e.completion_tokens, cached_tokens = e.cached_tokens,
+            finish_reasons = CAST(e.finish_reasons AS text[])
+        FROM ending e
+        WHERE r.created_at = e.created_at AND r.request_id = e.request_id
+          AND r.state = 'held' AND r.attempt = e.attempt
+        RETURNING r.created_at, r.request_id, r.tenant_id, r.key_id, r.model, r.version,
+                  r.weights_digest, r.priority_class, r.endpoint
+    ), metered AS (
+        INSERT INTO usage_events (created_at, request_id, tenant_id, key_id, model, version,
+                                  weights_digest, priority_class, endpoint, outcome, error_code,
+                                  prompt_tokens, cached_tokens, completion_tokens, wasted_tokens,
+                                  replica_id, attempt)
+        SELECT c.created_at, c.request_id, c.tenant_id, c.key_id, c.model, c.version,
+               c.weights_digest, c.priority_class, c.endpoint, e.outcome, e.error,
+               e.prompt_tokens, e.cached_tokens, e.completion_tokens, e.wasted_tokens,
+               e.replica_id, e.attempt
+        FROM closed c JOIN ending e USING (request_id)
+    ), timed AS (
+        INSERT INTO request_timings (created_at, request_id, replica_id, attempt, queue_s, wait_s,
+                                     prefill_s, decode_s, completion_tokens)
+        SELECT c.created_at, c.request_id, e.replica_id, e.attempt, e.queue_s, e.wait_s,
+               e.prefill_s, e.decode_s, e.completion_tokens
+        FROM closed c JOIN ending e USING (request_id)
+    ), kept AS (
+        INSERT INTO request_outputs (created_at, request_id, choice, token_ids, text,
+                                     finish_reason)
+        SELECT c.created_at, o.request_id, o.choice, CAST(o.token_ids AS integer[]), o.text,
+               o.finish_reason
+        FROM unnest(
+            CAST(:output_request_id AS text[]), CAST(:output_choice AS integer[]),
+            CAST(:output_token_ids AS text[]), CAST(:output_text AS bytea[]),
+            CAST(:output_finish_reason AS text[])
+        ) AS o (request_id, choice, token_ids, text, finish_reason)
+        JOIN closed c USING (request_id)
+    )
+    SELECT request_id FROM closed
+    """
+)
+
+
+def settle(connection: Connection, settlements: Sequence[Settlement]) -> frozenset[str]:
+    """Settle many requests in one statement. Returns the ids that were closed by it.
+
+    The others were ended already or belong to another attempt; see `read_ending`. A request id
+    appears at most once.
+    """
+    outputs = [(s.request_id, output) for s in settlements for output in s.outputs]
+    rows = connection.execute(
+        _SETTLE,
+        {
+            "created_at": [created_at_of(s.request_id) for s in settlements],
+            "request_id": [s.request_id for s in settlements],
+            "attempt": [s.attempt for s in settlements],
+            "outcome": [s.outcome for s in settlements],
+            "error": [s.error for s in settlements],
+            "finish_reasons": [_array(s.finish_reasons) for s in settlements],
+            "prompt_tokens": [s.usage.prompt_tokens for s in settlements],
+            "cached_tokens": [s.usage.cached_tokens for s in settlements],
+            "completion_tokens": [s.usage.completion_tokens for s in settlements],
+            "wasted_tokens": [s.wasted_tokens for s in settlements],
+            "replica_id": [s.replica_id for s in settlements],
+            "queue_s": [s.timings.queue_s for s in settlements],
+            "wait_s": [s.timings.wait_s for s in settlements],
+            "prefill_s": [s.timings.prefill_s for s in settlements],
+            "decode_s": [s.timings.decode_s for s in settlements],
+            "output_request_id": [request_id for request_id, _ in outputs],
+            "output_choice": [output.choice for _, output in outputs],
+            "output_token_ids": [_array(output.token_ids) for _, output in outputs],
+            "output_text": [output.text.encode() for _, output in outputs],
+            "output_finish_reason": [output.finish_reason for _, output in outputs],
+        },
+    )
+    return frozenset(row.request_id for row in rows)
+
+
+def begin_attempt(connection: Connection, request_id: str, attempt: int) -> bool:
+    """Fence off earlier attempts. False if the request has ended or a later attempt holds it."""
+    result = connection.execute(
+        text(
+            """
+            UPDATE requests SET attempt = :attempt
+            WHERE created_at = :created_at AND request_id = :request_id
+              AND state = 'held' AND attempt < :attempt
+            """
+        ),
+        {
+            "request_id": request_id,
+            "created_at": created_at_of(request_id),
+            "attempt": attempt,
+        },
+    )
+    return result.rowcount == 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEnding:
+    """The ending that a request's row tells, from which its last delta can be rebuilt."""
+
+    usage: Usage
+    error: str | None
+
+
+def read_ending(connection: Connection, request_id: str) -> StoredEnding | None:
+    """How the request ended, or None while it is held (or unknown)."""
+    row = connection.execute(
+        text(
+            """
+            SELECT u.prompt_tokens, u.completion_tokens, u.cached_tokens, u.error_code
+            FROM usage_events u WHERE u.created_at = :created_at AND u.request_id = :request_id
+            """
+        ),
+        {"request_id": request_id, "created_at": created_at_of(request_id)},
+    ).one_or_none()
+    if row is None:
+        return None
+    prompt_tokens, completion_tokens, cached_tokens, error = row
+    return StoredEnding(Usage(prompt_tokens, completion_tokens, cached_tokens), error)
+
+
+def _array(values: Sequence[int] | Sequence[FinishReason | None]) -> str:
+    """A PostgreSQL array literal of numbers or plain words."""
+    return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"

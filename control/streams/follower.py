@@ -1,0 +1,182 @@
+"""Follows requests: one reader for all deltas of a process, handed to whoever subscribed.
+
+A gateway or a batch worker is one follower. It says that it is alive (`follower:ID`), reads its
+feed of each model, and gives every delta to the subscription of its request. A subscription is
+bounded: a consumer that stops reading gets `FollowerLag`, not our memory.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from control.errors import ServiceError
+from control.streams.frames import unpack_frames
+from control.streams.functions import cancel, follow, invoke_async
+from control.streams.keys import ModelKeys, follower_key
+from engine.interface.generation_delta import GenerationDelta, Usage
+
+LEASE_S = 15
+RENEW_S = 5
+MAX_BUFFERED_DELTAS = 4096
+READ_BLOCK_MS = 1000
+RETRY_S = 0.2
+
+FeedReply = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
+
+
+class FollowerLag(ServiceError):
+    """The consumer read too slowly, so its request is cancelled."""
+
+    code = "client_too_slow"
+
+
+class Subscription:
+    """The deltas of one request, each exactly once, in order, to its last."""
+
+    def __init__(self, keys: ModelKeys, request_id: str) -> None:
+        self.keys = keys
+        self.request_id = request_id
+        self.is_lagging = False
+        self._num_seen = 0
+        self._deltas: asyncio.Queue[GenerationDelta] = asyncio.Queue(MAX_BUFFERED_DELTAS)
+
+    def put(self, delta: GenerationDelta) -> bool:
+        """Take a delta from the feed. False if it reveals that an earlier one was missed."""
+        if delta.serial > self._num_seen:
+            return False
+        if delta.serial < self._num_seen:
+            return True  # Seen already, from the log.
+        self._num_seen += 1
+        if self._deltas.full():
+            self.is_lagging = True
+        else:
+            self._deltas.put_nowait(delta)
+        return True
+
+    def put_lost(self) -> None:
+        """End the subscription because nobody knows its request any more."""
+        lost = GenerationDelta(
+            self.request_id, 0, self._num_seen, 0, usage=Usage(0, 0), error="request_lost"
+        )
+        self.put(lost)
+
+    async def next(self, timeout_s: float | None = None) -> GenerationDelta | None:
+        """The next delta, or None after `timeout_s` of silence. Raises FollowerLag."""
+        if self.is_lagging and self._deltas.empty():
+            raise FollowerLag("The stream was read too slowly and was cancelled.")
+        try:
+            return await asyncio.wait_for(self._deltas.get(), timeout_s)
+        except TimeoutError:
+            return None
+
+
+class Follower:
+    """One process's ear. `run` it as a task for as long as subscriptions are wanted."""
+
+    def __init__(self, client: redis.asyncio.Redis, follower_id: str) -> None:
+        self.follower_id = follower_id
+        self._client = client
+        self._subscriptions: dict[str, Subscription] = {}
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._missing: set[str] = set()
+
+    @property
+    def num_subscriptions(self) -> int:
+        """How many requests are being followed."""
+        return len(self._subscriptions)
+
+    @asynccontextmanager
+    async def subscribe(self, model: str, request_id: str) -> AsyncIterator[Subscription]:
+        """Follow a request; subscribe before it is queued so that nothing can be missed."""
+        keys = ModelKeys(model)
+        if model not in self._readers:
+            self._readers[model] = asyncio.create_task(self._read(keys), name=f"feed {model}")
+        subscription = Subscription(keys, request_id)
+        self._subscriptions[request_id] = subscription
+        try:
+            yield subscription
+        finally:
+            del self._subscriptions[request_id]
+
+    async def attach(self, subscription: Subscription) -> bool:
+        """Follow a request that runs already, from its first delta on. False if it is gone."""
+        keys, request_id = subscription.keys, subscription.request_id
+        reply = await invoke_async(self._client, follow(keys, request_id, self.follower_id))
+        if reply[0] == b"gone":
+            return False
+        await self._replay(subscription)
+        return True
+
+    async def cancel(self, model: str, request_id: str) -> None:
+        """Ask that the request stop. It ends within two engine steps."""
+        await invoke_async(self._client, cancel(ModelKeys(model), request_id))
+
+    async def announce(self) -> None:
+        """Say that this follower is alive. Call once before the first request is accepted."""
+        await self._client.set(follower_key(self.follower_id), b"1", ex=LEASE_S)
+
+    async def run(self) -> None:
+        """Renew the lease and look after lost requests until cancelled."""
+        try:
+            while True:
+                try:
+                    await self.announce()
+                    await self._end_lost_requests()
+                except (RedisError, OSError):
+                    pass  # Redis is away: its return is noticed by the next round.
+                await asyncio.sleep(RENEW_S)
+        finally:
+            for reader in self._readers.values():
+                reader.cancel()
+
+    async def _read(self, keys: ModelKeys) -> None:
+        feed, last = keys.feed(self.follower_id), b"0"
+        while True:
+            try:
+                reply = await self._client.xread({feed: last}, count=64, block=READ_BLOCK_MS)
+            except (RedisError, OSError):
+                await asyncio.sleep(RETRY_S)
+                continue
+            for _, entries in cast("FeedReply", reply or []):
+                for entry_id, fields in entries:
+                    last = entry_id
+                    await self._deliver(fields.get(b"d", b""))
+
+    async def _deliver(self, frames: bytes) -> None:
+        for delta in unpack_frames(frames):
+            subscription = self._subscriptions.get(delta.request_id)
+            if subscription is None:
+                continue
+            if not subscription.put(delta):
+                await self._replay(subscription)
+            if subscription.is_lagging:
+                await self.cancel(subscription.keys.model, delta.request_id)
+
+    async def _replay(self, subscription: Subscription) -> None:
+        log = await self._client.get(subscription.keys.log(subscription.request_id))
+        for delta in unpack_frames(cast("bytes", log or b"")):
+            subscription.put(delta)
+
+    async def _end_lost_requests(self) -> None:
+        """End subscriptions whose request Redis no longer knows, seen missing twice in a row."""
+        subscriptions = list(self._subscriptions.values())
+        if not subscriptions:
+            self._missing.clear()
+            return
+        pipeline = self._client.pipeline(transaction=False)
+        for subscription in subscriptions:
+            pipeline.exists(subscription.keys.live(subscription.request_id))
+        found = await pipeline.execute()
+        missing = {
+            subscription.request_id
+            for subscription, exists in zip(subscriptions, found, strict=True)
+            if not exists
+        }
+        for subscription in subscriptions:
+            if subscription.request_id in missing & self._missing:
+                subscription.put_lost()
+        self._missing = missing

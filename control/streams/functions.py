@@ -1,0 +1,172 @@
+"""The server-side functions as typed calls.
+
+A call is a value: its name, keys and arguments. `invoke` and `invoke_async` carry it out, and
+load the library when the server does not know it (a fresh or flushed server forgets it).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+from control.streams.keys import ModelKeys
+from control.streams.messages import QueueEntry, pack_entry, pack_request
+from engine.interface.generation_request import GenerationRequest
+
+LIBRARY = Path(__file__).with_name("functions.lua").read_text()
+
+MAX_INBOX = 1024
+MAX_FEED = 4096
+LOG_LIFE_MS = 600_000
+LIVE_SLACK_MS = 600_000
+
+Argument = str | bytes | int
+Reply = Any  # redis-py types no reply; each caller below names what its function returns
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """One call of a function in `functions.lua`."""
+
+    name: str
+    keys: tuple[str, ...]
+    args: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What one engine step delivers of one request: frames, and whether they end it."""
+
+    request_id: str
+    attempt: int
+    frames: bytes
+    is_last: bool
+
+
+def enqueue(
+    keys: ModelKeys,
+    entry: QueueEntry,
+    request: GenerationRequest,
+    follower_id: str,
+    max_queued: int,
+) -> FunctionCall:
+    """Accept a request. Replies b"queued", b"full" or b"exists"."""
+    life_ms = int((entry.deadline_at - entry.arrival) * 1000) + LIVE_SLACK_MS
+    return FunctionCall(
+        "headrace_enqueue",
+        (
+            keys.live(entry.request_id),
+            keys.log(entry.request_id),
+            keys.queue(entry.priority_class),
+            keys.open,
+        ),
+        (
+            entry.request_id,
+            pack_entry(entry),
+            pack_request(request),
+            follower_id,
+            max_queued,
+            life_ms,
+        ),
+    )
+
+
+def assign(keys: ModelKeys, token: str, request_id: str, replica_id: str) -> FunctionCall:
+    """Give a queued request to a replica.
+
+    Replies [b"assigned", attempt, inbox entry id], or one word: not_leader, gone, ended, taken
+    or full.
+    """
+    return FunctionCall(
+        "headrace_assign",
+        (keys.leader, keys.live(request_id), keys.inbox(replica_id)),
+        (token, request_id, replica_id, MAX_INBOX),
+    )
+
+
+def requeue(
+    keys: ModelKeys, token: str, request_id: str, replica_id: str, failures: int
+) -> FunctionCall:
+    """Put an assigned request back. `token` is empty when its own replica hands it back.
+
+    Replies b"queued", b"not_leader", b"gone", b"ended", b"moved" or b"cancelled".
+    """
+    return FunctionCall(
+        "headrace_requeue",
+        (keys.leader, keys.live(request_id)),
+        (token, request_id, replica_id, failures),
+    )
+
+
+def step(keys: ModelKeys, publications: Sequence[Publication]) -> FunctionCall:
+    """Publish one engine step.
+
+    Replies one word for each publication: ok, cancelled (published, but stop), moved, ended or
+    gone (the last three: refused).
+    """
+    names = [keys.open]
+    args: list[Argument] = [keys.feed(""), MAX_FEED, LOG_LIFE_MS]
+    for publication in publications:
+        names += [keys.live(publication.request_id), keys.log(publication.request_id)]
+        args += [
+            publication.request_id,
+            publication.attempt,
+            publication.frames,
+            "1" if publication.is_last else "0",
+        ]
+    return FunctionCall("headrace_step", tuple(names), tuple(args))
+
+
+def cancel(keys: ModelKeys, request_id: str) -> FunctionCall:
+    """Cancel a request: its replica, or the dispatcher while it is queued, will end it.
+
+    Replies b"assigned", b"queued", b"cancelled" (already), b"ended" or b"gone".
+    """
+    return FunctionCall("headrace_cancel", (keys.live(request_id),), (request_id, keys.inbox("")))
+
+
+def seize(keys: ModelKeys, request_id: str) -> FunctionCall:
+    """Take a request from whoever has it. Replies [b"seized", attempt], [b"ended"] or [b"gone"]."""
+    return FunctionCall("headrace_seize", (keys.live(request_id),), ())
+
+
+def follow(keys: ModelKeys, request_id: str, follower_id: str) -> FunctionCall:
+    """Add a follower. Replies [b"following", log length in bytes] or [b"gone"]."""
+    return FunctionCall(
+        "headrace_follow", (keys.live(request_id), keys.log(request_id)), (follower_id,)
+    )
+
+
+def lead(keys: ModelKeys, token: str, lease_ms: int) -> FunctionCall:
+    """Keep or take the lead. Replies b"leading" or b"standby"."""
+    return FunctionCall("headrace_lead", (keys.leader,), (token, lease_ms))
+
+
+def invoke(client: redis.Redis, call: FunctionCall) -> Reply:
+    """Carry out the call."""
+    try:
+        return client.fcall(call.name, len(call.keys), *call.keys, *call.args)
+    except ResponseError as error:
+        if not _is_unknown(error):
+            raise
+        client.function_load(LIBRARY, replace=True)
+        return client.fcall(call.name, len(call.keys), *call.keys, *call.args)
+
+
+async def invoke_async(client: redis.asyncio.Redis, call: FunctionCall) -> Reply:
+    """Carry out the call on an asynchronous client."""
+    try:
+        return await client.fcall(call.name, len(call.keys), *call.keys, *call.args)
+    except ResponseError as error:
+        if not _is_unknown(error):
+            raise
+        await client.function_load(LIBRARY, replace=True)
+        return await client.fcall(call.name, len(call.keys), *call.keys, *call.args)
+
+
+def _is_unknown(error: ResponseError) -> bool:
+    return "function not found" in str(error).lower()

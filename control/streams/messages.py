@@ -1,0 +1,99 @@
+"""What the processes say to each other through Redis, and the one codec for it.
+
+Every message is small, typed and versioned. A message that cannot be read is for the dead
+letters: the reader counts it and goes on.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.interface.generation_request import GenerationRequest, PriorityClass
+
+VERSION = b"1"
+MAX_MESSAGE_BYTES = 16 * 2**20
+
+
+class UnreadableMessage(ValueError):
+    """The entry is not a message of a version this process speaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """What the dispatcher must know of a waiting request to place it."""
+
+    request_id: str
+    tenant_id: str
+    priority_class: PriorityClass
+    weights_digest: str
+    num_sequences: int
+    max_kv_tokens: int
+    arrival: float
+    deadline_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A replica is to run this attempt of the request."""
+
+    request_id: str
+    attempt: int
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A replica is to stop the request, whatever its attempt."""
+
+    request_id: str
+
+
+InboxMessage = Assignment | Cancel
+
+_request_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(GenerationRequest)
+_entry_decoder = msgspec.msgpack.Decoder(QueueEntry)
+
+
+def pack_request(request: GenerationRequest) -> bytes:
+    """The request as the live hash and the inbox carry it."""
+    return _request_encoder.encode(request)
+
+
+def unpack_request(data: bytes) -> GenerationRequest:
+    """Inverse of `pack_request`. Raises UnreadableMessage."""
+    try:
+        return _request_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise UnreadableMessage(f"request: {error}") from error
+
+
+def pack_entry(entry: QueueEntry) -> bytes:
+    """The header of a queued request."""
+    return _request_encoder.encode(entry)
+
+
+def unpack_entry(data: bytes) -> QueueEntry:
+    """Inverse of `pack_entry`. Raises UnreadableMessage."""
+    try:
+        return _entry_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise UnreadableMessage(f"queue entry: {error}") from error
+
+
+def read_inbox_message(fields: dict[bytes, bytes]) -> InboxMessage:
+    """The message of one inbox entry. Raises UnreadableMessage."""
+    if sum(map(len, fields.values())) > MAX_MESSAGE_BYTES:
+        raise UnreadableMessage(f"message is over {MAX_MESSAGE_BYTES} bytes")
+    if fields.get(b"v") != VERSION:
+        raise UnreadableMessage(f"version {fields.get(b'v')!r} is not {VERSION!r}")
+    try:
+        request_id = fields[b"id"].decode()
+        if fields[b"kind"] == b"cancel":
+            return Cancel(request_id)
+        if fields[b"kind"] == b"assignment":
+            request = unpack_request(fields[b"request"])
+            return Assignment(request_id, int(fields[b"attempt"]), request)
+    except (KeyError, ValueError) as error:
+        raise UnreadableMessage(f"inbox entry: {error!r}") from error
+    raise UnreadableMessage(f"kind {fields[b'kind']!r} is unknown")
