@@ -8,12 +8,28 @@
 --             attempt    raised by every assignment and by every seizure: the fence
 --             failures   replicas that died with it
 --             replica    who has it, '' while queued         followers   feed owners, by space
---             cancelled  '1' once somebody cancelled it      ended   '1' after its last delta
+--             serial     deltas published so far             ended   '1' after its last delta
+--             cancelled  once somebody cancelled it: the code with which it is to end
 
 local function words(text)
   local list = {}
   for word in string.gmatch(text or '', '%S+') do list[#list + 1] = word end
   return list
+end
+
+local function append(live_key, log_key, frames, life_ms)
+  if redis.call('APPEND', log_key, frames) == #frames then
+    local left = redis.call('PTTL', live_key)
+    redis.call('PEXPIRE', log_key, left > 0 and left or life_ms)
+  end
+end
+
+local function finish(open_key, live_key, log_key, id, life_ms)
+  redis.call('HSET', live_key, 'ended', '1')
+  redis.call('HDEL', live_key, 'request', 'header')
+  redis.call('PEXPIRE', live_key, life_ms)
+  redis.call('PEXPIRE', log_key, life_ms)
+  redis.call('SREM', open_key, id)
 end
 
 -- Accept a request: both the live key and the place in the queue, or neither.
@@ -24,7 +40,8 @@ local function enqueue(keys, args)
   if redis.call('XLEN', keys[3]) >= tonumber(args[5]) then return 'full' end
   local entry = redis.call('XADD', keys[3], '*', 'id', args[1], 'header', args[2])
   redis.call('HSET', keys[1], 'request', args[3], 'header', args[2], 'queue', keys[3],
-    'entry', entry, 'attempt', 0, 'failures', 0, 'replica', '', 'followers', args[4])
+    'entry', entry, 'attempt', 0, 'failures', 0, 'serial', 0, 'replica', '',
+    'followers', args[4])
   redis.call('PEXPIRE', keys[1], args[6])
   redis.call('DEL', keys[2])
   redis.call('SADD', keys[4], args[1])
@@ -32,7 +49,8 @@ local function enqueue(keys, args)
 end
 
 -- Give a queued request to a replica: raise the attempt, fill the inbox, leave the queue.
--- keys: leader, live, inbox       args: fencing token, request id, replica id, most in an inbox
+-- keys: leader, live, inbox
+-- args: fencing token, request id, replica id, weights digest, most in an inbox
 local function assign(keys, args)
   if redis.call('GET', keys[1]) ~= args[1] then return {'not_leader'} end
   local live = redis.call('HMGET', keys[2],
@@ -40,12 +58,12 @@ local function assign(keys, args)
   if not live[1] then return {'gone'} end
   if live[3] or live[4] then return {'ended'} end
   if live[2] ~= '' then return {'taken'} end
-  if redis.call('XLEN', keys[3]) >= tonumber(args[4]) then return {'full'} end
+  if redis.call('XLEN', keys[3]) >= tonumber(args[5]) then return {'full'} end
   local attempt = tonumber(live[1]) + 1
   redis.call('HSET', keys[2], 'attempt', attempt, 'replica', args[3], 'entry', '')
   redis.call('XDEL', live[5], live[6])
   local order = redis.call('XADD', keys[3], '*', 'v', '1', 'kind', 'assignment', 'id', args[2],
-    'attempt', attempt, 'request', live[7])
+    'attempt', attempt, 'weights', args[4], 'request', live[7])
   return {'assigned', attempt, order}
 end
 
@@ -67,40 +85,38 @@ local function requeue(keys, args)
 end
 
 -- Publish one engine step: per request append to its log if the attempt still holds, then one
--- feed entry per follower. A last delta ends the request.
+-- feed entry per follower. A last delta ends the request. Saying the same deltas twice (a reply
+-- was lost) publishes them once.
 -- keys: open, then live and log of each request
 -- args: prefix of feed keys, most entries in a feed, ms a log outlives the end,
---       then of each request: id, attempt, framed deltas, '1' if they end it
+--       then of each request: id, attempt, serial of its first delta, number of deltas,
+--       framed deltas, '1' if they end it
 local function step(keys, args)
   local results, feeds = {}, {}
   for i = 1, (#keys - 1) / 2 do
     local live_key, log_key = keys[2 * i], keys[2 * i + 1]
-    local id, attempt = args[4 * i], args[4 * i + 1]
-    local frames, is_last = args[4 * i + 2], args[4 * i + 3] == '1'
-    local live = redis.call('HMGET', live_key, 'attempt', 'ended', 'followers', 'cancelled')
+    local id, attempt, serial, count, frames, is_last = unpack(args, 6 * i - 2, 6 * i + 3)
+    local live = redis.call('HMGET', live_key,
+      'attempt', 'ended', 'followers', 'cancelled', 'serial')
     if not live[1] then
       results[i] = 'gone'
     elseif live[2] then
       results[i] = 'ended'
     elseif live[1] ~= attempt then
       results[i] = 'moved'
-    else
-      redis.call('APPEND', log_key, frames)
+    elseif live[5] == serial then
+      append(live_key, log_key, frames, args[3])
+      redis.call('HINCRBY', live_key, 'serial', count)
       for _, follower in ipairs(words(live[3])) do
         local feed = feeds[follower] or {}
         feed[#feed + 1] = frames
         feeds[follower] = feed
       end
-      if is_last then
-        redis.call('HSET', live_key, 'ended', '1')
-        redis.call('HDEL', live_key, 'request', 'header')
-        redis.call('PEXPIRE', live_key, args[3])
-        redis.call('PEXPIRE', log_key, args[3])
-        redis.call('SREM', keys[1], id)
-      else
-        local left = redis.call('PTTL', live_key)
-        if left > 0 then redis.call('PEXPIRE', log_key, left) end
+      if is_last == '1' then
+        finish(keys[1], live_key, log_key, id, args[3])
       end
+      results[i] = live[4] and 'cancelled' or 'ok'
+    else
       results[i] = live[4] and 'cancelled' or 'ok'
     end
   end
@@ -120,7 +136,7 @@ local function cancel(keys, args)
   if not live[1] then return 'gone' end
   if live[2] then return 'ended' end
   if live[5] then return 'cancelled' end
-  redis.call('HSET', keys[1], 'cancelled', '1')
+  redis.call('HSET', keys[1], 'cancelled', 'cancelled')
   if live[1] == '' then
     redis.call('XDEL', live[3], live[4])
     local entry = redis.call('XADD', live[3], '*', 'id', args[1], 'cancelled', '1')
@@ -131,15 +147,16 @@ local function cancel(keys, args)
   return 'assigned'
 end
 
--- Take a request from whoever has it, so that the caller alone may end it.
--- keys: live                      args: none
+-- Take a request from whoever has it, so that the caller alone may end it. The code with which
+-- it is to end stays with it, in case this caller dies too.
+-- keys: live                      args: error code
 local function seize(keys, args)
-  local live = redis.call('HMGET', keys[1], 'attempt', 'ended', 'queue', 'entry')
+  local live = redis.call('HMGET', keys[1], 'attempt', 'ended', 'queue', 'entry', 'request')
   if not live[1] then return {'gone'} end
   if live[2] then return {'ended'} end
   if live[4] ~= '' then redis.call('XDEL', live[3], live[4]) end
-  redis.call('HSET', keys[1], 'replica', '', 'entry', '', 'cancelled', '1')
-  return {'seized', redis.call('HINCRBY', keys[1], 'attempt', 1)}
+  redis.call('HSET', keys[1], 'replica', '', 'entry', '', 'cancelled', args[1])
+  return {'seized', redis.call('HINCRBY', keys[1], 'attempt', 1), live[5]}
 end
 
 -- Send a request's deltas to one more follower, from the log's present end on.

@@ -13,8 +13,10 @@ import redis
 import redis.asyncio
 from redis.exceptions import ResponseError
 
+from control.streams.frames import pack_frames
 from control.streams.keys import ModelKeys
 from control.streams.messages import QueueEntry, pack_entry, pack_request
+from engine.interface.generation_delta import GenerationDelta
 from engine.interface.generation_request import GenerationRequest
 
 LIBRARY = Path(__file__).with_name("functions.lua").read_text()
@@ -39,12 +41,15 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What one engine step delivers of one request: frames, and whether they end it."""
+    """Consecutive deltas of one request, under the attempt that made them."""
 
-    request_id: str
     attempt: int
-    frames: bytes
-    is_last: bool
+    deltas: tuple[GenerationDelta, ...]
+
+    @property
+    def request_id(self) -> str:
+        """The request that the deltas belong to."""
+        return self.deltas[0].request_id
 
 
 def enqueue(
@@ -75,7 +80,7 @@ def enqueue(
     )
 
 
-def assign(keys: ModelKeys, token: str, request_id: str, replica_id: str) -> FunctionCall:
+def assign(keys: ModelKeys, token: str, entry: QueueEntry, replica_id: str) -> FunctionCall:
     """Give a queued request to a replica.
 
     Replies [b"assigned", attempt, inbox entry id], or one word: not_leader, gone, ended, taken
@@ -83,8 +88,8 @@ def assign(keys: ModelKeys, token: str, request_id: str, replica_id: str) -> Fun
     """
     return FunctionCall(
         "headrace_assign",
-        (keys.leader, keys.live(request_id), keys.inbox(replica_id)),
-        (token, request_id, replica_id, MAX_INBOX),
+        (keys.leader, keys.live(entry.request_id), keys.inbox(replica_id)),
+        (token, entry.request_id, replica_id, entry.weights_digest, MAX_INBOX),
     )
 
 
@@ -115,8 +120,10 @@ def step(keys: ModelKeys, publications: Sequence[Publication]) -> FunctionCall:
         args += [
             publication.request_id,
             publication.attempt,
-            publication.frames,
-            "1" if publication.is_last else "0",
+            publication.deltas[0].serial,
+            len(publication.deltas),
+            pack_frames(publication.deltas),
+            "1" if publication.deltas[-1].is_last else "0",
         ]
     return FunctionCall("headrace_step", tuple(names), tuple(args))
 
@@ -129,9 +136,12 @@ def cancel(keys: ModelKeys, request_id: str) -> FunctionCall:
     return FunctionCall("headrace_cancel", (keys.live(request_id),), (request_id, keys.inbox("")))
 
 
-def seize(keys: ModelKeys, request_id: str) -> FunctionCall:
-    """Take a request from whoever has it. Replies [b"seized", attempt], [b"ended"] or [b"gone"]."""
-    return FunctionCall("headrace_seize", (keys.live(request_id),), ())
+def seize(keys: ModelKeys, request_id: str, error: str) -> FunctionCall:
+    """Take a request from whoever has it, in order to end it with the error code.
+
+    Replies [b"seized", attempt, packed request], [b"ended"] or [b"gone"].
+    """
+    return FunctionCall("headrace_seize", (keys.live(request_id),), (error,))
 
 
 def follow(keys: ModelKeys, request_id: str, follower_id: str) -> FunctionCall:

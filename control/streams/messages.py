@@ -34,10 +34,11 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A replica is to run this attempt of the request."""
+    """A replica is to run this attempt of the request, on these weights and no others."""
 
     request_id: str
     attempt: int
+    weights_digest: str
     request: GenerationRequest
 
 
@@ -92,8 +93,9 @@ def read_inbox_message(fields: dict[bytes, bytes]) -> InboxMessage:
         if fields[b"kind"] == b"cancel":
             return Cancel(request_id)
         if fields[b"kind"] == b"assignment":
+            weights_digest = fields[b"weights"].decode()
             request = unpack_request(fields[b"request"])
-            return Assignment(request_id, int(fields[b"attempt"]), request)
+            return Assignment(request_id, int(fields[b"attempt"]), weights_digest, request)
     except (KeyError, ValueError) as error:
         raise UnreadableMessage(f"inbox entry: {error!r}") from error
     raise UnreadableMessage(f"kind {fields[b'kind']!r} is unknown")

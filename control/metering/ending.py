@@ -1,0 +1,69 @@
+"""Ending a request that no replica will end: cancelled or expired in the queue, or orphaned.
+
+Whoever calls this takes the request first (a new attempt in Redis, then in PostgreSQL), so that
+a replica that still believes it has the request can neither speak for it nor settle it. What
+was delivered is in the log, and that is what is billed: the prompt too, once anything was said.
+"""
+
+from typing import cast
+
+import redis
+from sqlalchemy import Engine
+
+from control.metering.settlement import Settlement, begin_attempt, read_ending, settle
+from control.streams.frames import unpack_frames
+from control.streams.functions import Publication, invoke, seize, step
+from control.streams.keys import ModelKeys
+from control.streams.messages import unpack_request
+from engine.interface.generation_delta import FinishReason, GenerationDelta, Usage
+from engine.interface.generation_request import GenerationRequest
+
+
+def end_request(
+    client: redis.Redis, database: Engine, keys: ModelKeys, request_id: str, error: str
+) -> bool:
+    """Give the request its one ending with the error code. False if it had one already.
+
+    Raises what the stores raise; calling again finishes what was begun.
+    """
+    reply = invoke(client, seize(keys, request_id, error))
+    if reply[0] != b"seized":
+        return False
+    attempt, request = int(reply[1]), unpack_request(reply[2])
+    delivered = list(unpack_frames(cast("bytes", client.get(keys.log(request_id)) or b"")))
+    settlement = settlement_of(request, attempt, delivered, error)
+    usage, code = settlement.usage, settlement.error
+    with database.begin() as connection:
+        is_ours = begin_attempt(connection, request_id, attempt)
+        is_closed = is_ours and bool(settle(connection, [settlement]))
+        if not is_closed and (ending := read_ending(connection, request_id)) is not None:
+            usage, code = ending.usage, ending.error
+    last = GenerationDelta(
+        request_id=request_id,
+        choice=0,
+        serial=len(delivered),
+        offset=sum(len(delta.token_ids) for delta in delivered),
+        usage=usage,
+        error=code,
+    )
+    invoke(client, step(keys, [Publication(attempt, (last,))]))
+    return is_closed
+
+
+def settlement_of(
+    request: GenerationRequest, attempt: int, delivered: list[GenerationDelta], error: str
+) -> Settlement:
+    """The settlement of a request that ends with `error` after these deltas."""
+    reasons: list[FinishReason | None] = [None] * request.num_choices
+    for delta in delivered:
+        if delta.finish_reason is not None:
+            reasons[delta.choice] = delta.finish_reason
+    num_tokens = sum(len(delta.token_ids) for delta in delivered)
+    prompt_tokens = request.num_prompt_tokens if delivered else 0
+    return Settlement(
+        request_id=request.request_id,
+        attempt=attempt,
+        usage=Usage(prompt_tokens, num_tokens),
+        finish_reasons=tuple(reasons),
+        error=error,
+    )

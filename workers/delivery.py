@@ -1,0 +1,230 @@
+"""One attempt of one request on its way from sampled tokens to words that may be seen.
+
+Pure bookkeeping: sequence updates and a clock reading in, deltas and at last a settlement out.
+Log, feed and ledger are all made from what passes through here, so they cannot disagree.
+
+A token is *delivered* when it is part of a delta; a token that the engine sampled beyond the
+match of a stop string is *wasted*. Text may lag behind its tokens: half a character, or what
+could become a stop string, is held back until it is decided.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from control.metering.settlement import ChoiceOutput, Settlement, Timings
+from control.streams.functions import Publication
+from control.streams.messages import Assignment
+from engine.interface.generation_delta import FinishReason, GenerationDelta, Usage
+from engine.interface.generation_request import GenerationRequest, PriorityClass
+from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
+from engine.text.detokenizer import Detokenizer
+from engine.text.stop_matcher import StopMatcher
+from engine.text.tokenizer import Tokenizer
+
+_FINISHED = {SequenceEnd.STOP: FinishReason.STOP, SequenceEnd.LENGTH: FinishReason.LENGTH}
+_FAILED = {
+    SequenceEnd.CANCELLED: "cancelled",
+    SequenceEnd.DEADLINE: "deadline_exceeded",
+    SequenceEnd.ERROR: "internal_error",
+}
+
+
+@dataclass(slots=True)
+class _Choice:
+    detokenizer: Detokenizer
+    matcher: StopMatcher
+    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    is_computing: bool = True
+
+
+class Delivery:
+    """The state of one attempt between the engine and the log.
+
+    `log` holds what earlier attempts delivered: serials, offsets, characters and stop strings go
+    on from there. `queue_s` is how long the request waited to be assigned, `received_at` the
+    monotonic second at which it was.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        tokenizer: Tokenizer,
+        log: Sequence[GenerationDelta],
+        queue_s: float,
+        received_at: float,
+    ) -> None:
+        self.request = assignment.request
+        self.attempt = assignment.attempt
+        self.error: str | None = None
+        self.wasted_tokens = 0
+        self._serial = len(log)
+        self._offset = sum(len(delta.token_ids) for delta in log)
+        self._queue_s = queue_s
+        self._received_at = received_at
+        self._scheduled_at: float | None = None
+        self._first_token_at: float | None = None
+        self._last_token_at: float | None = None
+        self._cached_tokens: dict[int, int] = {}
+        self._choices = [
+            _Choice(Detokenizer(tokenizer), StopMatcher(self.request.sampling.stop))
+            for _ in range(self.request.num_choices)
+        ]
+        for delta in log:
+            self._recall(delta)
+
+    @property
+    def is_over(self) -> bool:
+        """True once the engine has ended every sequence."""
+        return not any(choice.is_computing for choice in self._choices)
+
+    @property
+    def finished_choices(self) -> tuple[int, ...]:
+        """Choices that have said their last word, whatever the engine still computes."""
+        return tuple(i for i, c in enumerate(self._choices) if c.finish_reason is not None)
+
+    def resumed_request(self) -> GenerationRequest:
+        """The request as the engine is to run it: with the tokens already delivered."""
+        if not self._offset:
+            return self.request
+        resumed = tuple(tuple(choice.token_ids) for choice in self._choices)
+        return replace(self.request, resumed=resumed)
+
+    def take(self, update: SequenceUpdate, now: float) -> GenerationDelta | None:
+        """Note what one step did to one choice. Returns what is to be published of it.
+
+        The engine must be told to stop a choice that is in `finished_choices` and whose update
+        had no end.
+        """
+        choice = self._choices[update.choice]
+        self._note_times(update, now)
+        delivered, text = self._speak(choice, update.token_ids)
+        self.wasted_tokens += len(update.token_ids) - len(delivered)
+        was_finished = choice.finish_reason is not None and not delivered
+        if update.end is not None:
+            choice.is_computing = False
+            if choice.finish_reason is None:
+                text += self._end(choice, update.end)
+        if was_finished or not (delivered or text or update.end):
+            return None
+        if choice.finish_reason is None and not delivered and not text:
+            return None
+        return self._delta(update.choice, delivered, text)
+
+    def undeliver(self, delta: GenerationDelta) -> None:
+        """Note that a delta could not be published and will never be: its tokens are waste."""
+        self._offset -= len(delta.token_ids)
+        self.wasted_tokens += len(delta.token_ids)
+
+    def fail(self, error: str) -> None:
+        """End the request with an error whatever its sequences did."""
+        self.error = self.error or error
+
+    def settlement(self, replica_id: str) -> Settlement:
+        """How the request ended; call once `is_over`."""
+        is_started = self._scheduled_at is not None or self._offset > 0
+        usage = Usage(
+            prompt_tokens=self.request.num_prompt_tokens if is_started else 0,
+            completion_tokens=self._offset,
+            cached_tokens=sum(self._cached_tokens.values()),
+        )
+        return Settlement(
+            request_id=self.request.request_id,
+            attempt=self.attempt,
+            usage=usage,
+            finish_reasons=tuple(choice.finish_reason for choice in self._choices),
+            error=self.error,
+            wasted_tokens=self.wasted_tokens,
+            replica_id=replica_id,
+            timings=self._timings(),
+            outputs=tuple(self._outputs()),
+        )
+
+    def last_delta(self, usage: Usage, error: str | None) -> Publication:
+        """The publication that ends the request, after its settlement."""
+        last = GenerationDelta(
+            self.request.request_id, 0, self._serial, self._offset, usage=usage, error=error
+        )
+        return Publication(self.attempt, (last,))
+
+    def _recall(self, delta: GenerationDelta) -> None:
+        choice = self._choices[delta.choice]
+        self._speak(choice, delta.token_ids)
+        choice.finish_reason = delta.finish_reason or choice.finish_reason
+
+    def _speak(self, choice: _Choice, token_ids: Iterable[int]) -> tuple[tuple[int, ...], str]:
+        """Push tokens through text and stop strings. Returns those delivered and their text."""
+        delivered: list[int] = []
+        said = ""
+        for token_id in token_ids:
+            if choice.finish_reason is not None:
+                break
+            delivered.append(token_id)
+            choice.token_ids.append(token_id)
+            text = choice.detokenizer.push((token_id,))
+            # A stop string counts only once the least number of tokens has been said.
+            if len(choice.token_ids) > self.request.sampling.min_tokens:
+                text, is_match = choice.matcher.push(text)
+                if is_match:
+                    choice.finish_reason = FinishReason.STOP
+            said += text
+        choice.text.append(said)
+        return tuple(delivered), said
+
+    def _end(self, choice: _Choice, end: SequenceEnd) -> str:
+        """Close a choice that the engine ended. Returns the text that was still held back."""
+        text, is_match = choice.matcher.push(choice.detokenizer.flush())
+        if not is_match:
+            text += choice.matcher.flush()
+        choice.text.append(text)
+        if is_match:
+            choice.finish_reason = FinishReason.STOP
+        elif end in _FINISHED:
+            choice.finish_reason = _FINISHED[end]
+        else:
+            self.fail(_FAILED[end])
+        return text
+
+    def _delta(self, choice: int, token_ids: tuple[int, ...], text: str) -> GenerationDelta:
+        delta = GenerationDelta(
+            request_id=self.request.request_id,
+            choice=choice,
+            serial=self._serial,
+            offset=self._offset,
+            token_ids=token_ids,
+            text=text,
+            finish_reason=self._choices[choice].finish_reason,
+        )
+        self._serial += 1
+        self._offset += len(token_ids)
+        return delta
+
+    def _note_times(self, update: SequenceUpdate, now: float) -> None:
+        if update.scheduled_at is not None:
+            earliest = self._scheduled_at or update.scheduled_at
+            self._scheduled_at = min(earliest, update.scheduled_at)
+        if update.choice % self.request.sampling.n == 0:
+            prompt = update.choice // self.request.sampling.n
+            self._cached_tokens[prompt] = update.num_cached_tokens
+        if update.token_ids:
+            self._first_token_at = self._first_token_at or now
+            self._last_token_at = now
+
+    def _timings(self) -> Timings:
+        scheduled, first, last = self._scheduled_at, self._first_token_at, self._last_token_at
+        return Timings(
+            queue_s=max(0.0, self._queue_s),
+            wait_s=None if scheduled is None else max(0.0, scheduled - self._received_at),
+            prefill_s=None if scheduled is None or first is None else max(0.0, first - scheduled),
+            decode_s=None if first is None or last is None else last - first,
+        )
+
+    def _outputs(self) -> Iterable[ChoiceOutput]:
+        """Only batch results must outlive the stream."""
+        if self.request.priority_class is not PriorityClass.BATCH:
+            return
+        for index, choice in enumerate(self._choices):
+            yield ChoiceOutput(
+                index, tuple(choice.token_ids), "".join(choice.text), choice.finish_reason
+            )

@@ -1,0 +1,209 @@
+"""The dispatcher's shell: reads the queues of each model and places requests on replicas.
+
+One thread per model. A thread works only while it holds the model's lease, and every assignment
+names its fencing token, so that a leader that was merely asleep can move nothing. All it knows
+is rebuilt from Redis: entries stay in their queue until they are assigned.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from typing import cast
+
+import redis
+from redis.exceptions import RedisError
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from control.database.connection import connect as connect_database
+from control.metering.ending import end_request
+from control.registry.store import load_registry
+from control.routing.placement import Load, Placement, place
+from control.routing.replica_snapshot import ReplicaSnapshot
+from control.routing.snapshot_store import read_snapshots
+from control.routing.waiting_requests import WaitingRequests
+from control.streams.clock import SharedClock
+from control.streams.connection import check_server, connect
+from control.streams.functions import assign, invoke, lead
+from control.streams.keys import ModelKeys
+from control.streams.messages import QueueEntry, UnreadableMessage, unpack_entry
+from engine.interface.generation_request import PriorityClass
+from workers.process import start_logging, stop_event
+from workers.settings import DispatcherSettings
+from workers.sweep import Sweep
+
+LEASE_MS = 3000
+STANDBY_POLL_S = 0.5
+IDLE_BLOCK_MS = 250
+BUSY_BLOCK_MS = 10
+READ_COUNT = 256
+SWEEP_EVERY_S = 1.0
+RETRY_S = 0.2
+REGISTRY_POLL_S = 1.0
+
+QueueReply = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Dispatches one model while it leads, and stands by while another does."""
+
+    def __init__(
+        self, client: redis.Redis, database: Engine, model: str, clock: SharedClock
+    ) -> None:
+        self._client = client
+        self._database = database
+        self._keys = ModelKeys(model)
+        self._clock = clock
+        self._token = secrets.token_hex(16)
+        self._is_leading = False
+        self._waiting = WaitingRequests()
+        self._last_read: dict[bytes | str | memoryview, bytes | str | int | memoryview] = {}
+        self._orders: dict[str, list[tuple[tuple[int, int], QueueEntry]]] = {}
+        self._sweep = Sweep(client, database, self._keys, self._token)
+        self._swept_at = -SWEEP_EVERY_S
+
+    def run(self, stop: threading.Event) -> None:
+        """Dispatch until told to stop. A store that is away is waited for."""
+        while not stop.is_set():
+            try:
+                if self._lead():
+                    self.turn()
+                else:
+                    stop.wait(STANDBY_POLL_S)
+            except (RedisError, SQLAlchemyError) as error:
+                log.warning("%s: a store is away: %s", self._keys.model, type(error).__name__)
+                # Whoever flushed or restarted it may have taken the lease and the queues along.
+                self._is_leading = False
+                stop.wait(RETRY_S)
+
+    def turn(self) -> None:
+        """Read what is new, place what fits, and now and then look after the rest."""
+        self._read_queues(BUSY_BLOCK_MS if len(self._waiting) else IDLE_BLOCK_MS)
+        if len(self._waiting):
+            self._expire()
+            self._place_all()
+        if time.monotonic() - self._swept_at >= SWEEP_EVERY_S:
+            self._swept_at = time.monotonic()
+            self._sweep.run()
+
+    def _lead(self) -> bool:
+        reply = invoke(self._client, lead(self._keys, self._token, LEASE_MS))
+        is_leading: bool = reply == b"leading"
+        if is_leading and not self._is_leading:
+            log.info("leading %s", self._keys.model)
+            self._clock.synchronize(self._client)
+            self._waiting.clear()
+            self._orders.clear()
+            self._last_read = {self._keys.queue(c): b"0" for c in PriorityClass}
+        self._is_leading = is_leading
+        return is_leading
+
+    def _read_queues(self, block_ms: int) -> None:
+        reply = self._client.xread(self._last_read, count=READ_COUNT, block=block_ms)
+        for name, entries in cast(QueueReply, reply or []):
+            for entry_id, fields in entries:
+                self._last_read[name.decode()] = entry_id
+                self._note(name, entry_id, fields)
+
+    def _note(self, queue: bytes, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
+        request_id = fields.get(b"id", b"").decode(errors="replace")
+        if fields.get(b"cancelled"):
+            self._waiting.discard(request_id)
+            end_request(self._client, self._database, self._keys, request_id, "cancelled")
+            self._client.xdel(queue, entry_id)
+            return
+        try:
+            self._waiting.add(unpack_entry(fields.get(b"header", b"")))
+        except UnreadableMessage as error:
+            log.error("dead letter in %s: %s", queue.decode(), error)
+            self._client.xdel(queue, entry_id)
+
+    def _expire(self) -> None:
+        for entry in self._waiting.expired(self._clock.now()):
+            self._waiting.discard(entry.request_id)
+            end_request(
+                self._client, self._database, self._keys, entry.request_id, "deadline_exceeded"
+            )
+
+    def _place_all(self) -> None:
+        snapshots, _ = read_snapshots(self._client, self._keys)
+        since = self._load_since(snapshots)
+        while (entry := self._waiting.head()) is not None:
+            placement = place(entry, snapshots.values(), since)
+            if placement is None or not self._assign(entry, placement):
+                return
+            load = since.get(placement.replica_id, Load())
+            since[placement.replica_id] = Load(
+                load.kv_tokens + entry.max_kv_tokens, load.num_sequences + entry.num_sequences
+            )
+
+    def _assign(self, entry: QueueEntry, placement: Placement) -> bool:
+        """Give the head of the queue away. False if nothing more can be placed now."""
+        call = assign(self._keys, self._token, entry, placement.replica_id)
+        reply = invoke(self._client, call)
+        if reply[0] == b"not_leader":
+            self._is_leading = False
+            return False
+        if reply[0] == b"full":
+            return False
+        self._waiting.discard(entry.request_id)
+        if reply[0] == b"assigned":
+            orders = self._orders.setdefault(placement.replica_id, [])
+            orders.append((_order(reply[2].decode()), entry))
+        return True
+
+    def _load_since(self, snapshots: dict[str, ReplicaSnapshot]) -> dict[str, Load]:
+        """What each replica was given after the snapshot that it last sent."""
+        loads = {}
+        for replica_id, snapshot in snapshots.items():
+            counted = _order(snapshot.last_order)
+            orders = [o for o in self._orders.get(replica_id, []) if o[0] > counted]
+            self._orders[replica_id] = orders
+            loads[replica_id] = Load(
+                sum(entry.max_kv_tokens for _, entry in orders),
+                sum(entry.num_sequences for _, entry in orders),
+            )
+        return loads
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    """A stream id as numbers, which sort in time."""
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number)
+
+
+def main() -> None:
+    """Dispatch every registered model until SIGTERM."""
+    start_logging()
+    settings = DispatcherSettings()
+    stop = stop_event()
+    client = connect(settings.redis_url)
+    check_server(settings.redis_url, client)
+    database = connect_database(settings.database_url, "dispatcher")
+    threads: dict[str, threading.Thread] = {}
+    while not stop.is_set():
+        for model in _registered_models(database):
+            if model not in threads:
+                clock = SharedClock()
+                clock.synchronize(client)
+                dispatcher = Dispatcher(client, database, model, clock)
+                threads[model] = threading.Thread(
+                    target=dispatcher.run, args=(stop,), name=f"dispatcher {model}", daemon=True
+                )
+                threads[model].start()
+        if not all(thread.is_alive() for thread in threads.values()):
+            raise SystemExit("A dispatching thread died; see the log above.")
+        stop.wait(REGISTRY_POLL_S)
+    for thread in threads.values():
+        thread.join()
+
+
+def _registered_models(database: Engine) -> tuple[str, ...]:
+    try:
+        with database.connect() as connection:
+            return load_registry(connection).models
+    except SQLAlchemyError:
+        return ()

@@ -1,0 +1,65 @@
+"""Periodic care: partitions ahead of time, lost reservations expired, batch doorbells re-rung.
+
+Any number may run; the one that holds the advisory lock works, the others wait. Each round
+stands alone, so a round that fails is simply tried again.
+"""
+
+import logging
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from control.database.connection import connect as connect_database
+from control.metering.expiry import expire_lost
+from control.streams.connection import check_server, connect
+from workers.batch_app import ring_due_batches
+from workers.process import start_logging, stop_event
+from workers.settings import MaintenanceSettings
+
+ROUND_S = 5.0
+NUM_MONTHS_AHEAD = 2
+MAINTENANCE_LOCK = 0x6D61696E74  # "maint" in ASCII
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Work in rounds until SIGTERM."""
+    start_logging()
+    settings = MaintenanceSettings()
+    stop = stop_event()
+    client = connect(settings.redis_url)
+    check_server(settings.redis_url, client)
+    database = connect_database(settings.database_url, "maintenance", pool_size=2)
+    duties: dict[str, Callable[[Connection], object]] = {
+        "partitions": ensure_partitions,
+        "expiry": lambda connection: expire_lost(connection, client),
+        "doorbells": ring_due_batches,
+    }
+    while not stop.is_set():
+        try:
+            with database.connect() as holder:
+                if _holds_lock(holder):
+                    for name, duty in duties.items():
+                        with database.begin() as connection:
+                            log.debug("%s: %s", name, duty(connection))
+        except (SQLAlchemyError, RedisError, OSError) as error:
+            log.warning("round cut short: %s", type(error).__name__)
+        stop.wait(ROUND_S)
+
+
+def ensure_partitions(connection: Connection) -> None:
+    """Make this month's partitions and the next ones."""
+    connection.execute(
+        text("SELECT ensure_partitions(CAST(now() AS date), :ahead)"), {"ahead": NUM_MONTHS_AHEAD}
+    )
+
+
+def _holds_lock(connection: Connection) -> bool:
+    """Take the lock for this session; it is given back when the connection goes to the pool."""
+    taken = connection.execute(
+        text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": MAINTENANCE_LOCK}
+    ).scalar_one()
+    return bool(taken)

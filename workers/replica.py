@@ -1,0 +1,243 @@
+"""A replica: one engine, the threads around it, and the order in which they start and stop.
+
+    inbox thread ──▶ engine thread ──▶ publisher thread ──▶ settler thread
+    (orders)         (computes)        (text, log, feed)    (ledger, endings)
+
+The heartbeat runs on the main thread. A replica whose threads do not all live ends at once: its
+requests are then placed elsewhere and go on from their logs.
+"""
+
+import json
+import logging
+import secrets
+import threading
+from functools import partial
+from pathlib import Path
+
+import redis
+import torch
+from redis.exceptions import RedisError
+from sqlalchemy import Engine as Database
+
+from control.database.connection import connect as connect_database
+from control.registry.manifest import verify_manifest
+from control.registry.model_version import ModelVersion
+from control.registry.store import load_registry
+from control.routing.replica_snapshot import ReplicaSnapshot
+from control.routing.snapshot_store import report, retire
+from control.streams.clock import SharedClock
+from control.streams.connection import check_server, connect
+from control.streams.functions import invoke, requeue
+from control.streams.keys import ModelKeys
+from engine.engine import Engine, EngineSettings
+from engine.execution.runner import ModelLimits
+from engine.execution.scripted_runner import ScriptedRunner
+from engine.from_folder import engine_from_folder
+from engine.interface.generation_request import GenerationRequest, PriorityClass
+from engine.interface.sampling_params import SamplingParams
+from engine.loop import EngineLoop
+from engine.text.tokenizer import Tokenizer
+from workers.delivery_table import DeliveryTable
+from workers.inbox import Inbox
+from workers.process import start_logging, stop_event
+from workers.publisher import Publisher
+from workers.replica_identity import ReplicaIdentity
+from workers.retrying import retry_until_done
+from workers.scripted_model import is_scripted
+from workers.settings import ReplicaSettings
+from workers.settler import Settler
+
+HEARTBEAT_S = 1.0
+LEAST_HEARTBEAT_S = 0.02
+STOP_LIMIT_S = 10.0
+SETTLE_LIMIT_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Replica:
+    """Everything around one engine."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        database: Database,
+        identity: ReplicaIdentity,
+        engine: tuple[Engine, Tokenizer],
+        clock: SharedClock,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._identity = identity
+        self._keys = ModelKeys(identity.model)
+        self._loop = EngineLoop(engine[0])
+        self._settings = engine[0].settings
+        self._table = DeliveryTable(self._settings.block_size)
+        self._settler = Settler(client, database, self._keys, identity.replica_id)
+        self._publisher = Publisher(client, self._keys, self._loop, self._table, self._settler)
+        self._inbox = Inbox(
+            client, database, identity, (self._loop, engine[1]), (self._table, clock)
+        )
+        self._is_accepting = True
+
+    def run(self, stop: threading.Event, drain_s: float) -> None:
+        """Serve until told to stop, then drain. Raises RuntimeError if a part of it died."""
+        for part in (self._loop, self._publisher, self._settler, self._inbox):
+            part.start()
+        log.info("replica %s serves %s", self._identity.replica_id, self._identity.model)
+        while not stop.is_set():
+            self._beat()
+            self._check_parts()
+            self._publisher.progressed.wait(HEARTBEAT_S)
+            self._publisher.progressed.clear()
+            stop.wait(LEAST_HEARTBEAT_S)
+        self._drain(drain_s)
+
+    def snapshot(self) -> ReplicaSnapshot:
+        """What this replica is now."""
+        load, stats = self._table.load(), self._loop.stats()
+        total = self._settings.num_blocks * self._settings.block_size
+        return ReplicaSnapshot(
+            replica_id=self._identity.replica_id,
+            model=self._identity.model,
+            version=self._identity.version,
+            weights_digest=self._identity.weights_digest,
+            is_accepting=self._is_accepting,
+            kv_tokens_total=total,
+            kv_tokens_free=total - load.kv_tokens,
+            kv_blocks_total=stats.kv_blocks_total,
+            kv_blocks_free=stats.kv_blocks_free,
+            num_sequences_max=self._settings.max_num_seqs,
+            num_running=load.num_sequences - min(stats.waiting, load.num_sequences),
+            num_waiting=min(stats.waiting, load.num_sequences),
+            steps_total=stats.steps_total,
+            tokens_total=self._publisher.tokens_total,
+            last_order=load.last_order,
+        )
+
+    def _beat(self) -> None:
+        try:
+            report(self._client, self.snapshot())
+        except RedisError as error:
+            log.warning("no heartbeat: %s", type(error).__name__)
+
+    def _check_parts(self) -> None:
+        for part in (self._loop, self._publisher, self._settler, self._inbox):
+            if not part.is_alive:
+                reason = self._loop.failure
+                raise RuntimeError(f"The {type(part).__name__} thread died") from reason
+
+    def _drain(self, drain_s: float) -> None:
+        """Let what runs finish for a while, then hand the rest back with its tokens."""
+        self._is_accepting = False
+        self._beat()
+        self._inbox.close()
+        self._table.wait_until_empty(drain_s)
+        self._loop.stop(STOP_LIMIT_S)
+        self._publisher.join(STOP_LIMIT_S)
+        for delivery in self._table.all():
+            call = requeue(
+                self._keys, "", delivery.request.request_id, self._identity.replica_id, 0
+            )
+            retry_until_done(partial(invoke, self._client, call), RedisError)
+        self._settler.close(SETTLE_LIMIT_S)
+        retire(self._client, self._keys, self._identity.replica_id)
+        log.info("replica %s has left", self._identity.replica_id)
+
+
+def main() -> None:
+    """Serve the model of the settings until SIGTERM."""
+    start_logging()
+    settings = ReplicaSettings()
+    stop = stop_event()
+    if settings.headrace_num_threads:
+        torch.set_num_threads(settings.headrace_num_threads)
+    client = connect(settings.redis_url)
+    check_server(settings.redis_url, client)
+    database = connect_database(settings.database_url, "replica")
+    version = _version_to_serve(database, settings.headrace_model)
+    clock = SharedClock()
+    clock.synchronize(client)
+    engine, tokenizer = load_engine(version, settings, clock)
+    warm_up(engine)
+    identity = ReplicaIdentity(
+        replica_id=f"{version.model}-{secrets.token_hex(6)}",
+        model=version.model,
+        version=version.version,
+        weights_digest=version.weights_digest,
+    )
+    Replica(client, database, identity, (engine, tokenizer), clock).run(
+        stop, settings.headrace_drain_s
+    )
+
+
+def load_engine(
+    version: ModelVersion, settings: ReplicaSettings, clock: SharedClock
+) -> tuple[Engine, Tokenizer]:
+    """The engine for a registered version, from weights that are exactly the registered ones.
+
+    Raises ManifestError for damaged weights and SystemExit for weights or a pool that do not fit
+    what is registered.
+    """
+    folder = Path(version.weights_folder)
+    weights_digest = verify_manifest(folder)
+    if weights_digest != version.weights_digest:
+        raise SystemExit(
+            f"{version.pinned_name} is registered with weights {version.weights_digest}, "
+            f"but {folder} holds {weights_digest}."
+        )
+    block_size = settings.headrace_block_size
+    engine_settings = EngineSettings(
+        block_size=block_size,
+        num_blocks=settings.headrace_kv_tokens // block_size,
+        max_num_batched_tokens=settings.headrace_max_num_batched_tokens,
+        chunk_size=settings.headrace_chunk_size,
+        max_num_seqs=settings.headrace_max_num_seqs,
+    )
+    num_slots = engine_settings.num_blocks * block_size
+    if num_slots < version.max_model_len:
+        raise SystemExit(
+            f"HEADRACE_KV_TOKENS gives {num_slots} tokens of KV, but {version.pinned_name} is "
+            f"registered with a context of {version.max_model_len}: one request could never "
+            "finish. Give it more, or register a shorter context."
+        )
+    tokenizer = Tokenizer.from_folder(folder)
+    if not is_scripted(folder):
+        engine = engine_from_folder(
+            folder, engine_settings, dtype=settings.headrace_dtype, clock=clock.now
+        )
+        return engine, tokenizer
+    if not settings.headrace_test_build:
+        raise SystemExit("The scripted model runs only with HEADRACE_TEST_BUILD=1.")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    limits = ModelLimits(
+        config["vocab_size"], version.max_model_len, frozenset({config["eos_token_id"]})
+    )
+    runner = ScriptedRunner(
+        limits, num_slots, block_size, delay_ms=settings.headrace_scripted_delay_ms
+    )
+    return Engine(runner, engine_settings, clock=clock.now), tokenizer
+
+
+def warm_up(engine: Engine) -> None:
+    """Run one short request, so that the first caller does not pay for the first step."""
+    request = GenerationRequest(
+        request_id="0" * 26,
+        prompts=((0, 1, 2),),
+        sampling=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
+        priority_class=PriorityClass.INTERACTIVE,
+        cache_scope="warm-up",
+        arrival=0.0,
+        deadline_at=float("inf"),
+    )
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+
+
+def _version_to_serve(database: Database, name: str) -> ModelVersion:
+    with database.connect() as connection:
+        version = load_registry(connection).resolve(name)
+    if version is None:
+        raise SystemExit(f"HEADRACE_MODEL names {name!r}, which is not registered.")
+    return version

@@ -1,0 +1,48 @@
+"""What the workers read from the environment; nothing else here reads it.
+
+Every field names its reader. A bad or missing value stops the process with the field's name.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class StoreSettings(BaseSettings):
+    """Where PostgreSQL and Redis are. Read by every worker."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    database_url: str
+    redis_url: str
+
+
+class ReplicaSettings(StoreSettings):
+    """One replica. `headrace_model` is a model in force, or one pinned as name@version."""
+
+    headrace_model: str
+    headrace_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    headrace_kv_tokens: int = Field(default=32_768, ge=64)
+    headrace_block_size: int = Field(default=16, ge=1, le=256)
+    headrace_max_num_seqs: int = Field(default=32, ge=1, le=1024)
+    headrace_max_num_batched_tokens: int = Field(default=256, ge=1)
+    headrace_chunk_size: int = Field(default=128, ge=1)
+    headrace_num_threads: int = Field(default=0, ge=0)
+    """Threads that compute; 0 leaves the choice to torch."""
+    headrace_drain_s: float = Field(default=5.0, ge=0)
+    headrace_scripted_delay_ms: float = Field(default=0.0, ge=0)
+    """How long a step of the scripted model takes (test builds)."""
+    headrace_test_build: bool = False
+
+
+class DispatcherSettings(StoreSettings):
+    """The dispatcher needs only its stores."""
+
+
+class MaintenanceSettings(StoreSettings):
+    """Maintenance rings batch doorbells and tidies `headrace_data_dir`."""
+
+    celery_broker_url: str
+    headrace_data_dir: Path

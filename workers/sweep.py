@@ -1,0 +1,108 @@
+"""The leader's round over all open requests of a model: the dead, the orphaned, the half-ended.
+
+A request whose replica went silent is queued again (once: a request that killed two replicas
+ends), one that nobody follows any more is cancelled, and one whose end was begun by a process
+that died is ended.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import redis
+from sqlalchemy import Engine
+
+from control.metering.ending import end_request
+from control.routing.snapshot_store import read_snapshots, retire
+from control.streams.functions import cancel, invoke, requeue
+from control.streams.keys import ModelKeys, follower_key
+
+MAX_FAILURES = 1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    request_id: str
+    replica_id: str
+    followers: tuple[str, ...]
+    failures: int
+    ending: str
+    is_queued: bool
+
+
+class Sweep:
+    """Looks after open requests on behalf of the leader that holds `token`."""
+
+    def __init__(self, client: redis.Redis, database: Engine, keys: ModelKeys, token: str) -> None:
+        self._client = client
+        self._database = database
+        self._keys = keys
+        self._token = token
+
+    def run(self) -> None:
+        """One round."""
+        open_requests = self._read_open()
+        _, silent = read_snapshots(self._client, self._keys)
+        followers = self._living_followers(open_requests)
+        for request in open_requests:
+            if request.replica_id in silent:
+                self._take_from_dead(request)
+            elif request.ending and not request.replica_id and not request.is_queued:
+                self._end(request, request.ending)
+            elif not followers.intersection(request.followers):
+                invoke(self._client, cancel(self._keys, request.request_id))
+        for replica_id in silent:
+            log.warning("replica %s is gone", replica_id)
+            retire(self._client, self._keys, replica_id)
+
+    def _take_from_dead(self, request: _Open) -> None:
+        if request.failures >= MAX_FAILURES:
+            self._end(request, "replica_lost")
+            return
+        call = requeue(self._keys, self._token, request.request_id, request.replica_id, 1)
+        reply = invoke(self._client, call)
+        if reply == b"cancelled":
+            self._end(request, request.ending or "cancelled")
+
+    def _end(self, request: _Open, error: str) -> None:
+        end_request(self._client, self._database, self._keys, request.request_id, error)
+
+    def _read_open(self) -> list[_Open]:
+        members = cast("set[bytes]", self._client.smembers(self._keys.open))
+        request_ids = sorted(member.decode() for member in members)
+        pipeline = self._client.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipeline.hmget(
+                self._keys.live(request_id),
+                ["replica", "followers", "failures", "cancelled", "entry"],
+            )
+        found = []
+        for request_id, fields in zip(request_ids, pipeline.execute(), strict=True):
+            if fields[0] is None:
+                # Redis dropped it past every deadline; its row is maintenance's to expire.
+                self._client.srem(self._keys.open, request_id)
+                continue
+            replica, followers, failures, ending, entry = (
+                (field or b"").decode() for field in fields
+            )
+            found.append(
+                _Open(
+                    request_id,
+                    replica,
+                    tuple(followers.split()),
+                    int(failures),
+                    ending,
+                    bool(entry),
+                )
+            )
+        return found
+
+    def _living_followers(self, requests: Iterable[_Open]) -> frozenset[str]:
+        names = sorted({name for request in requests for name in request.followers})
+        if not names:
+            return frozenset()
+        found = cast("list[bytes | None]", self._client.mget([follower_key(n) for n in names]))
+        return frozenset(name for name, data in zip(names, found, strict=True) if data)
