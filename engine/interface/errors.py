@@ -8,3 +8,11 @@ class InvalidRequest(ValueError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class QueueFull(RuntimeError):
+    """The engine holds as many waiting sequences as it may; the request is fine elsewhere."""
+
+
+class DuplicateRequest(RuntimeError):
+    """A request with this id is running here; the second one changed nothing."""

@@ -1,0 +1,33 @@
+"""An engine for a model folder, for use as a library:
+
+engine = engine_from_folder(Path("models/smollm2"))
+engine.add(GenerationRequest(...))
+while engine.has_work:
+    for update in engine.step():
+        print(update.choice, update.token_ids)
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.engine import Engine, EngineSettings
+from engine.execution.model_runner import ModelRunner
+from engine.models.loader import load_decoder
+
+
+def engine_from_folder(
+    folder: Path,
+    settings: EngineSettings | None = None,
+    *,
+    dtype: str = "bfloat16",
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Engine:
+    """Load config.json and safetensors from a folder; raises UnsupportedModel by name.
+
+    `dtype` is "bfloat16" or "float32"; `clock` is the clock of `request.deadline_at`.
+    """
+    settings = settings or EngineSettings()
+    runner = ModelRunner(load_decoder(folder, dtype), settings.num_blocks, settings.block_size)
+    return Engine(runner, settings, clock=clock, monotonic=monotonic)

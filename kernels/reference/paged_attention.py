@@ -1,0 +1,74 @@
+"""Attention over a KV cache that lies in blocks.
+
+One layer's cache is [2 x kv_heads, num_blocks x block_size, head_dim]: keys of every head,
+then values of every head. A block of one head is then one contiguous run, so that collecting
+a sequence's context copies whole blocks, and the collected context is ready for a batched
+product without another copy. Slot = block x block_size + offset.
+
+Query heads g x kv_head .. share a key head in groups (GQA); a group's queries are treated as
+rows of one small matrix, so keys and values are never repeated.
+
+Places beyond a sequence's context are masked, not skipped: whatever stale numbers lie there
+must be finite, which is the promise of whoever writes the cache.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def write_kv(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """Put kv [tokens, 2 x kv_heads, head_dim] into the given slots [tokens]."""
+    cache.index_copy_(1, slots, kv.transpose(0, 1))
+
+
+def gather_rows(block_tables: Tensor, num_kv_heads: int, num_blocks: int) -> Tensor:
+    """Rows to collect, in the order [2, sequences, kv_heads, blocks]; the same for all layers.
+
+    Seen as [2 x kv_heads x num_blocks, block_size x head_dim], the cache keeps block b of
+    head h in row h x num_blocks + b.
+    """
+    heads = torch.arange(2 * num_kv_heads).view(2, 1, num_kv_heads, 1) * num_blocks
+    return (heads + block_tables[None, :, None, :]).reshape(-1)
+
+
+def gather_kv(cache: Tensor, rows: Tensor, block_size: int) -> Tensor:
+    """Collect context: [2, sequences x kv_heads, context, head_dim], flattened in front."""
+    head_dim = cache.shape[-1]
+    return cache.view(-1, block_size * head_dim).index_select(0, rows).view(-1, head_dim)
+
+
+def attend_decode(query: Tensor, context: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """One query token per sequence against its padded context.
+
+    query [sequences, heads, head_dim]; context as gather_kv gives it; bias
+    [sequences x kv_heads, 1, length] is 0 inside a sequence's context and -inf beyond.
+    Returns [sequences, heads, head_dim].
+    """
+    sequences, heads, head_dim = query.shape
+    keys, values = context.view(2, bias.shape[0], bias.shape[2], head_dim)
+    groups = query.reshape(bias.shape[0], -1, head_dim)
+    scores = torch.baddbmm(bias, groups, keys.transpose(1, 2), alpha=scale)
+    return torch.bmm(scores.softmax(dim=-1), values).view(sequences, heads, head_dim)
+
+
+def attend_chunk(query: Tensor, context: Tensor, start: int, scale: float) -> Tensor:
+    """A run of one sequence's tokens, each against everything up to itself.
+
+    query [tokens, heads, head_dim] stands at positions start .. start + tokens - 1; context
+    is [2, kv_heads, length, head_dim] with length >= start + tokens, already containing
+    the run's own keys. Returns [tokens, heads, head_dim].
+    """
+    tokens, heads, head_dim = query.shape
+    keys, values = context[:, :, : start + tokens]
+    kv_heads = keys.shape[0]
+    groups = heads // kv_heads
+    visible = torch.ones(tokens, start + tokens, dtype=torch.bool).tril(start)
+    out = functional.scaled_dot_product_attention(
+        query.transpose(0, 1).reshape(kv_heads, groups, tokens, head_dim),
+        keys.unsqueeze(1).expand(-1, groups, -1, -1),
+        values.unsqueeze(1).expand(-1, groups, -1, -1),
+        attn_mask=visible,
+        scale=scale,
+    )
+    return out.flatten(0, 1).transpose(0, 1)
