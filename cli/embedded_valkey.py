@@ -66,7 +66,7 @@ class EmbeddedValkey:
         client = redis.asyncio.Redis.from_url(self.url, socket_timeout=5)
         try:
             # A server that is still loading its log answers with an error.
-            return bool(await client.execute_command("PING"))
+            return bool(await client.ping())
         except redis.exceptions.RedisError:
             return False
         finally:

@@ -13,11 +13,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.errors import CommandFailed
+
 _OWN_USER = "headrace-db"
 _LAST_RESORT = "nobody"
 
 
-class NoUnprivilegedUser(Exception):
+class NoUnprivilegedUser(CommandFailed):
     """We are root, and there is nobody else PostgreSQL could run as."""
 
 

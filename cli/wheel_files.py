@@ -3,8 +3,10 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+from cli.errors import CommandFailed
 
-class ServerProgramMissing(Exception):
+
+class ServerProgramMissing(CommandFailed):
     """The package that carries an embedded server is not installed, or not for this machine."""
 
 

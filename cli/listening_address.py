@@ -1,0 +1,43 @@
+"""Where the gateway will listen, and how a client on this machine reaches it."""
+
+import socket
+from dataclasses import dataclass
+
+from cli.errors import CommandFailed
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - recognised, not bound
+
+
+class PortTaken(CommandFailed):
+    """The address cannot be listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningAddress:
+    """An address that was free when it was looked at."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def claim(cls, host: str, port: int) -> "ListeningAddress":
+        """Check that the address is free; port 0 chooses one that is. Raises PortTaken."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                # As servers do: connections of an earlier run that linger do not count.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+                probe.listen(1)
+                return cls(host, probe.getsockname()[1])
+        except OSError as error:
+            raise PortTaken(
+                f"Cannot listen on {host} port {port}: {error.strerror or error}. "
+                "Stop what listens there, or choose another port with --port."
+            ) from error
+
+    @property
+    def origin(self) -> str:
+        """The address as a URL for a client on this machine."""
+        host = _ANY.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"

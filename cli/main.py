@@ -1,0 +1,164 @@
+"""The `headrace` command: everything the service is, by name.
+
+Each command imports what it runs when it runs, so that `--help` answers at once and no process
+loads another's libraries.
+"""
+
+# ruff: noqa: PLC0415 - see above
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.admin import admin
+from cli.errors import CommandFailed
+from cli.settings import DATABASE_URL, REDIS_URL, ServeSettings, default_data_dir, setting
+from control.errors import ServiceError
+
+app = typer.Typer(
+    help="LLM inference for teams.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+weights = typer.Typer(help="The weight store.", no_args_is_help=True)
+bench = typer.Typer(help="Measurements.", no_args_is_help=True)
+app.add_typer(admin, name="admin")
+app.add_typer(weights, name="weights")
+app.add_typer(bench, name="bench")
+
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        default_factory=default_data_dir,
+        help="Folder of a running `headrace serve`; not needed where the environment says it all.",
+    ),
+]
+
+
+@app.command()
+def serve(
+    data_dir: Annotated[
+        Path,
+        typer.Option(default_factory=default_data_dir, help="Where everything is kept."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free one.")] = 8000,
+    model: Annotated[
+        str | None, typer.Option(help="A model folder. Without it: the demo model.")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=64, help="Copies of the model.")] = 1,
+) -> None:
+    """Run the whole service on this machine, until Ctrl-C or SIGTERM."""
+    from rich.console import Console
+
+    from cli.listening_address import ListeningAddress
+    from cli.progress import Progress
+    from cli.serve import ServeOptions, serve
+
+    address = ListeningAddress.claim(host, port)
+    options = ServeOptions(address, data_dir.absolute(), model, replicas)
+    progress = Progress(Console(), time.monotonic)
+    asyncio.run(serve(options, ServeSettings.from_environment(), progress))
+
+
+@app.command()
+def gateway() -> None:
+    """Answer HTTP; any number may run behind a load balancer."""
+    from api.main import main
+
+    main()
+
+
+@app.command()
+def dispatcher() -> None:
+    """Give waiting requests to replicas; one leads, others stand by."""
+    from workers.dispatcher import main
+
+    main()
+
+
+@app.command()
+def replica() -> None:
+    """Run one copy of a model."""
+    from workers.replica import main
+
+    main()
+
+
+@app.command("batch-worker")
+def batch_worker() -> None:
+    """Work through batch jobs; any number may run, on nodes that may vanish."""
+    from workers.batch_worker import main
+
+    main()
+
+
+@app.command()
+def maintenance() -> None:
+    """Rescue, settle and prune what others left behind."""
+    from workers.maintenance import main
+
+    main()
+
+
+@app.command()
+def migrate(
+    data_dir: DataDir,
+    revision: Annotated[str, typer.Option(help="Where to stop.")] = "head",
+) -> None:
+    """Bring the database's schema up to date."""
+    from control.database.migrate import upgrade
+
+    upgrade(setting(DATABASE_URL, data_dir), revision)
+
+
+@app.command()
+def status(data_dir: DataDir) -> None:
+    """What each replica last said of itself."""
+    from cli.status import show_status
+
+    show_status(setting(DATABASE_URL, data_dir), setting(REDIS_URL, data_dir))
+
+
+@weights.command()
+def fetch(
+    weight_store: Annotated[
+        Path | None, typer.Option(help="Default: HEADRACE_WEIGHT_STORE, else the data folder's.")
+    ] = None,
+) -> None:
+    """Fetch the demo model; prints its folder. A model that is there already is verified."""
+    from workers.demo_model import DemoModelUnavailable, fetch_demo_model
+
+    store = weight_store or ServeSettings.from_environment().weight_store
+    store = store or default_data_dir() / "weights"
+    try:
+        folder = fetch_demo_model(store, lambda text: typer.echo(text, err=True))
+    except DemoModelUnavailable as error:
+        raise CommandFailed(str(error)) from error
+    typer.echo(str(folder))
+
+
+@bench.command()
+def overhead() -> None:
+    """What the service adds to the first token, over the same engine called in process."""
+    from benchmarks.overhead import main
+
+    main()
+
+
+def main() -> None:
+    """Run the command line; what a person can mend is said in words, not as a traceback."""
+    try:
+        app()
+    except (CommandFailed, ServiceError) as error:
+        typer.echo(f"headrace: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""`headrace status`: what each replica last said of itself."""
+
+import redis
+
+from cli.table import print_table
+from control.database.connection import connect
+from control.registry.store import load_registry
+from control.routing.snapshot_store import read_snapshots
+from control.streams.keys import ModelKeys
+
+_COLUMNS = ("replica", "version", "accepting", "running", "waiting", "KV blocks free", "tokens")
+
+
+def show_status(database_url: str, redis_url: str) -> None:
+    """Print one row for each replica of each registered model; the silent ones last."""
+    engine = connect(database_url, "status", pool_size=1)
+    with engine.connect() as connection:
+        models = load_registry(connection).models
+    engine.dispose()
+    rows: list[tuple[str, ...]] = []
+    with redis.Redis.from_url(redis_url, socket_timeout=5) as client:
+        for model in models:
+            living, silent = read_snapshots(client, ModelKeys(model))
+            rows += [
+                (
+                    snapshot.replica_id,
+                    f"{snapshot.model}@{snapshot.version}",
+                    "yes" if snapshot.is_accepting else "no",
+                    f"{snapshot.num_running} of {snapshot.num_sequences_max}",
+                    str(snapshot.num_waiting),
+                    f"{snapshot.kv_blocks_free} of {snapshot.kv_blocks_total}",
+                    str(snapshot.tokens_total),
+                )
+                for snapshot in living.values()
+            ]
+            rows += [(each, model, "silent", "", "", "", "") for each in sorted(silent)]
+    print_table(_COLUMNS, rows)
