@@ -8,13 +8,16 @@ that still computes.
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 
-import httpx
 import redis
 import redis.exceptions
 
 from cli.child import ChildSpec, always_ready
-from cli.settings import Servers, child_environment
+from cli.listening_address import ListeningAddress
 from control.routing.snapshot_store import read_snapshots
 from control.streams.keys import ModelKeys
 
@@ -22,26 +25,30 @@ _PROBE_TIMEOUT_S = 2.0
 _MODEL_LOAD_TIMEOUT_S = 600.0
 
 
-def process_specs(
-    servers: Servers, service: Mapping[str, str], origin: str, num_replicas: int
-) -> list[ChildSpec]:
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """How many replicas of which model, behind a gateway at which address."""
+
+    model: str
+    num_replicas: int
+    address: ListeningAddress
+
+
+def process_specs(environment: Mapping[str, str], redis_url: str, fleet: Fleet) -> list[ChildSpec]:
     """Every process of the service, first to be started first.
 
-    `service` names the model, folders and address to each; `origin` is where the gateway answers.
+    `environment` tells each where the servers and folders are, and what it serves.
     """
-    environment = child_environment(servers, service)
-    model = service["HEADRACE_MODEL"]
-    names = [f"replica-{number}" for number in range(1, num_replicas + 1)]
     replicas = [
         ChildSpec(
-            name=name,
+            name=f"replica-{number}",
             argv=headrace("replica"),
-            environment=environment | {"HEADRACE_REPLICA_NAME": name},
-            is_ready=_replica_reports(servers.redis_url, model, name),
+            environment=environment,
+            is_ready=_replicas_accept(redis_url, fleet.model, number),
             start_timeout_s=_MODEL_LOAD_TIMEOUT_S,
             grace_s=30.0,
         )
-        for name in names
+        for number in range(1, fleet.num_replicas + 1)
     ]
     return [
         ChildSpec("dispatcher", headrace("dispatcher"), environment),
@@ -50,7 +57,7 @@ def process_specs(
             name="gateway",
             argv=headrace("gateway"),
             environment=environment,
-            is_ready=_answers(f"{origin}/health/ready"),
+            is_ready=_gateway_is_ready(fleet.address),
             grace_s=30.0,
         ),
         ChildSpec("batch-worker", headrace("batch-worker"), environment, always_ready),
@@ -66,28 +73,27 @@ def headrace(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "cli.main", *arguments)
 
 
-def _answers(url: str) -> Callable[[], Awaitable[bool]]:
-    async def is_ready() -> bool:
+def _gateway_is_ready(address: ListeningAddress) -> Callable[[], Awaitable[bool]]:
+    def is_ready() -> bool:
+        connection = HTTPConnection(address.reachable_host, address.port, timeout=_PROBE_TIMEOUT_S)
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=_PROBE_TIMEOUT_S) as client:
-                return (await client.get(url)).status_code == httpx.codes.OK
-        except httpx.HTTPError:
+            connection.request("GET", "/health/ready")
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
             return False
+        finally:
+            connection.close()
 
-    return is_ready
+    return partial(asyncio.to_thread, is_ready)
 
 
-def _replica_reports(redis_url: str, model: str, name: str) -> Callable[[], Awaitable[bool]]:
-    def is_accepting() -> bool:
+def _replicas_accept(redis_url: str, model: str, least: int) -> Callable[[], Awaitable[bool]]:
+    def is_ready() -> bool:
         try:
             with redis.Redis.from_url(redis_url, socket_timeout=_PROBE_TIMEOUT_S) as client:
                 living, _ = read_snapshots(client, ModelKeys(model))
         except redis.exceptions.RedisError:
             return False
-        # Each life of a replica has an id of its own, which begins with the replica's name.
-        return any(s.is_accepting for i, s in living.items() if i.startswith(f"{name}-"))
+        return sum(snapshot.is_accepting for snapshot in living.values()) >= least
 
-    async def is_ready() -> bool:
-        return await asyncio.to_thread(is_accepting)
-
-    return is_ready
+    return partial(asyncio.to_thread, is_ready)

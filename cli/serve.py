@@ -22,13 +22,13 @@ from cli.embedded_valkey import prepare_valkey
 from cli.env_file import write_env_file
 from cli.errors import CommandFailed
 from cli.listening_address import ListeningAddress
-from cli.processes import process_specs
+from cli.processes import Fleet, process_specs
 from cli.progress import Progress
 from cli.ready_block import ready_block
 from cli.restart_policy import RestartPolicy
 from cli.runtime_folder import make_runtime_folder, remove_runtime_folder
 from cli.served_model import find_model
-from cli.settings import SERVERS_FILE, Servers, ServeSettings, broker_beside
+from cli.settings import SERVERS_FILE, Servers, ServeSettings, broker_beside, child_environment
 from cli.supervisor import Supervisor, drain_on_signals
 from cli.system_user import database_user
 from control.database.connection import connect_async
@@ -85,10 +85,11 @@ async def _start(
         "HEADRACE_WEIGHT_STORE": str(weight_store),
         "HEADRACE_HOST": options.address.host,
         "HEADRACE_PORT": str(options.address.port),
-        "HEADRACE_MODEL": model.model,
-        "HEADRACE_MODEL_VERSION": model.version,
+        "HEADRACE_MODEL": model.pinned_name,
     }
-    for spec in process_specs(servers, service, options.address.origin, options.num_replicas):
+    environment = child_environment(servers, service)
+    fleet = Fleet(model.model, options.num_replicas, options.address)
+    for spec in process_specs(environment, servers.redis_url, fleet):
         await _start_child(supervisor, spec, progress)
     progress.show(ready_block(access, model.model, str(options.data_dir / DEMO_FILE)))
 

@@ -25,8 +25,8 @@ from control.registry.manifest import (
     write_manifest,
 )
 from control.registry.model_version import ModelVersion
+from workers.scripted_model import SCRIPTED_MODEL, make_scripted_model
 
-SCRIPTED = "scripted"
 _MAX_OUTPUT_TOKENS = 4096
 
 
@@ -41,12 +41,11 @@ async def find_model(
     if wish is None:
         folder = await _fetch_demo_model(weight_store, progress)
         return await asyncio.to_thread(_describe, folder, folder.parent.name, folder.name)
-    if wish == SCRIPTED:
+    if wish == SCRIPTED_MODEL:
         if not is_test_build:
             raise ModelNotServable("The scripted model is served only with HEADRACE_TEST_BUILD=1.")
-        # It computes nothing, but speaks through a real tokenizer.
-        folder = await _fetch_demo_model(weight_store, progress)
-        return await asyncio.to_thread(_describe, folder, SCRIPTED, folder.name)
+        folder = await asyncio.to_thread(make_scripted_model, weight_store)
+        return await asyncio.to_thread(_describe, folder, SCRIPTED_MODEL, folder.name)
     return await asyncio.to_thread(_describe, Path(wish), None, None)
 
 
