@@ -79,8 +79,9 @@ lock: $(INSTALLED) ## Bring the locks up to date with requirements/*.in (ARGS=--
 		sed '/^# WARNING/,$$d' requirements/$$lock.txt > requirements/$$lock.txt.part && \
 		mv requirements/$$lock.txt.part requirements/$$lock.txt; done
 	@# The oldest SDK stands alone: what it needs is in dev.txt.
-	$(COMPILE) $(ARGS) --output-file - requirements/openai-oldest.in 2>/dev/null \
-		| sed -n '/^openai==/,/[^\\]$$/p' > requirements/openai-oldest.txt
+	$(COMPILE) $(ARGS) --output-file requirements/openai-oldest.txt requirements/openai-oldest.in
+	@sed -n '/^openai==/,/[^\\]$$/p' requirements/openai-oldest.txt > requirements/openai-oldest.txt.part && \
+		mv requirements/openai-oldest.txt.part requirements/openai-oldest.txt
 
 .PHONY: clean
 clean: ## Remove caches and the environment; data stays

@@ -37,7 +37,12 @@ class ListeningAddress:
             ) from error
 
     @property
+    def reachable_host(self) -> str:
+        """The host by which a client on this machine reaches the address."""
+        return _ANY.get(self.host, self.host)
+
+    @property
     def origin(self) -> str:
         """The address as a URL for a client on this machine."""
-        host = _ANY.get(self.host, self.host)
+        host = self.reachable_host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
