@@ -39,6 +39,7 @@ class Tokenizer:
         if model.get("type", "BPE") != "BPE":
             raise TokenizerNotSupported(f"Tokenizer model {model.get('type')!r} is not served.")
         _check_normalizer(files.definition.get("normalizer"))
+        to_bytes, self.strips_leading_space = token_bytes_rule(files.definition.get("decoder"))
         self.added_tokens: tuple[AddedToken, ...] = files.added_tokens
         self.special_texts = dict(files.special_texts)
         self.special_ids = frozenset(t.token_id for t in files.added_tokens if t.special)
@@ -48,7 +49,6 @@ class Tokenizer:
         inside = _without_first_space(plain)
         self._plain = _build(plain)
         self._plain_inside = _build(inside) if inside is not plain else self._plain
-        to_bytes, self.strips_leading_space = token_bytes_rule(files.definition.get("decoder"))
         vocab = as_object(model.get("vocab"), "vocab in tokenizer.json")
         texts = {token_id: text for text, token_id in vocab.items() if isinstance(token_id, int)}
         texts.update((token.token_id, token.text) for token in files.added_tokens)
