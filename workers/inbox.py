@@ -16,7 +16,12 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.metering.settlement import StoredEnding, begin_attempt, read_ending
+from control.metering.settlement import (
+    FIRST_ATTEMPT,
+    StoredEnding,
+    begin_attempt,
+    read_ending,
+)
 from control.streams.clock import SharedClock
 from control.streams.frames import unpack_frames
 from control.streams.functions import Publication, invoke, requeue, step
@@ -116,7 +121,7 @@ class Inbox:
             self._hand_back(assignment, failures=1)
             return
         delivered: list[GenerationDelta] = []
-        if assignment.attempt > 1:
+        if assignment.attempt > FIRST_ATTEMPT:
             delivered = self._read_log(assignment.request_id)
             is_ours, ending = retry_until_done(lambda: self._fence(assignment), SQLAlchemyError)
             if ending is not None:

@@ -66,6 +66,12 @@ def _files() -> dict[str, object]:
 
 
 def _tokenizer() -> dict[str, object]:
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     return {
         "version": "1.0",
         "added_tokens": [
@@ -81,9 +87,9 @@ def _tokenizer() -> dict[str, object]:
             for number, text in enumerate(CONTROL_TOKENS)
         ],
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        "pre_tokenizer": byte_level,
         "post_processor": None,
-        "decoder": {"type": "ByteLevel"},
+        "decoder": byte_level,
         "model": {
             "type": "BPE",
             "vocab": {letter: number for number, letter in enumerate(_byte_letters())},

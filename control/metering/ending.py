@@ -10,7 +10,13 @@ from typing import cast
 import redis
 from sqlalchemy import Engine
 
-from control.metering.settlement import Settlement, begin_attempt, read_ending, settle
+from control.metering.settlement import (
+    FIRST_ATTEMPT,
+    Settlement,
+    begin_attempt,
+    read_ending,
+    settle,
+)
 from control.streams.frames import unpack_frames
 from control.streams.functions import Publication, invoke, seize, step
 from control.streams.keys import ModelKeys
@@ -34,7 +40,7 @@ def end_request(
     settlement = settlement_of(request, attempt, delivered, error)
     usage, code = settlement.usage, settlement.error
     with database.begin() as connection:
-        is_ours = begin_attempt(connection, request_id, attempt)
+        is_ours = attempt == FIRST_ATTEMPT or begin_attempt(connection, request_id, attempt)
         is_closed = is_ours and bool(settle(connection, [settlement]))
         if not is_closed and (ending := read_ending(connection, request_id)) is not None:
             usage, code = ending.usage, ending.error

@@ -13,6 +13,9 @@ from sqlalchemy import Connection, text
 from control.identity.request_id import created_at_of
 from engine.interface.generation_delta import FinishReason, Usage
 
+# The attempt that a request's row is born with; later ones are fenced by `begin_attempt`.
+FIRST_ATTEMPT = 1
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOutput:
