@@ -1,0 +1,117 @@
+"""The body of POST /v1/chat/completions."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from control.protocol.generation_fields import GenerationFields
+from control.protocol.strict_model import (
+    ShortText,
+    StrictModel,
+    Unserved,
+    invalid,
+    only,
+    unsupported,
+)
+
+_UNSERVED_ROLES = ("tool", "function")
+
+
+def _check_role(role: object) -> object:
+    if role in _UNSERVED_ROLES:
+        raise unsupported("Messages of tools are not served.")
+    return role
+
+
+def _check_part_type(kind: object) -> object:
+    if isinstance(kind, str) and kind != "text":
+        raise unsupported("Only text parts are served.")
+    return kind
+
+
+def _as_parts(content: object) -> object:
+    """A string is one text part; anything but a string or a list is refused here."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise invalid("Must be a string or an array of text parts.")
+    return content
+
+
+Role = Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_check_role)]
+
+
+class TextPart(StrictModel):
+    """A piece of a message."""
+
+    type: Annotated[Literal["text"], BeforeValidator(_check_part_type)]
+    text: str
+
+
+Content = Annotated[list[TextPart], BeforeValidator(_as_parts), Field(min_length=1)]
+
+
+class ChatMessage(StrictModel):
+    """One message. Answers of ours can be sent back as they came: their null fields are known."""
+
+    role: Role
+    content: Content
+    name: ShortText | None = None
+
+    refusal: Unserved = None
+    audio: Unserved = None
+    annotations: Annotated[Any, only([])] = None
+    function_call: Unserved = None
+    tool_calls: Annotated[Any, only([])] = None
+    tool_call_id: Unserved = None
+
+    @property
+    def text(self) -> str:
+        """The whole content."""
+        return "".join(part.text for part in self.content)
+
+
+class ChatRequest(GenerationFields):
+    """A chat completion as asked for."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
+    store: Annotated[Any, only(False)] = None
+
+    logprobs: Annotated[Any, only(False)] = None
+    top_logprobs: Unserved = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, only(True, False)] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Unserved = None
+    prediction: Unserved = None
+    reasoning_effort: Unserved = None
+    verbosity: Unserved = None
+    web_search_options: Unserved = None
+    prompt_cache_retention: Unserved = None
+    add_generation_prompt: Annotated[Any, only(True)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    add_special_tokens: Annotated[Any, only(False)] = None
+    chat_template: Unserved = None
+    chat_template_kwargs: Annotated[Any, only({})] = None
+    documents: Unserved = None
+
+    @model_validator(mode="after")
+    def _check_limits_agree(self) -> Self:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise invalid("Differs from max_completion_tokens; send one of them.", "max_tokens")
+        return self
+
+    @property
+    def max_output(self) -> tuple[str, int | None]:
+        """Name and value of the field that limits the output."""
+        if self.max_completion_tokens is None and self.max_tokens is not None:
+            return "max_tokens", self.max_tokens
+        return "max_completion_tokens", self.max_completion_tokens

@@ -1,0 +1,68 @@
+"""The body of POST /v1/completions, the older endpoint for raw prompts."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, model_validator
+
+from control.protocol.generation_fields import GenerationFields
+from control.protocol.strict_model import Unserved, invalid, only, unsupported
+from engine.interface.generation_request import MAX_SEQUENCES
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint
+
+TokenIds = list[int]
+
+
+def _as_prompts(prompt: object) -> list[str] | list[TokenIds]:
+    """The prompts in one of two forms: texts, or lists of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise invalid(
+            "Must be a string, an array of strings, an array of token ids, or an array of such "
+            "arrays, and not empty."
+        )
+    if _are_token_ids(prompt):
+        return [prompt]
+    if len(prompt) > MAX_SEQUENCES:
+        raise invalid(f"At most {MAX_SEQUENCES} prompts are run at once.")
+    if all(isinstance(item, str) for item in prompt):
+        return prompt
+    if all(isinstance(item, list) and item and _are_token_ids(item) for item in prompt):
+        return prompt
+    raise invalid("Prompts must all be strings, or all non-empty arrays of integer token ids.")
+
+
+def _are_token_ids(items: list[object]) -> bool:
+    return all(type(item) is int for item in items)
+
+
+class CompletionRequest(GenerationFields):
+    """A completion as asked for."""
+
+    prompt: Annotated[Any, BeforeValidator(_as_prompts)]
+    best_of: int | None = None
+
+    logprobs: Unserved = None
+    suffix: Annotated[Any, only("")] = None
+    add_special_tokens: Annotated[Any, only(True)] = None
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        n = 1 if self.n is None else self.n
+        if self.best_of is None or self.best_of == n:
+            return self
+        if self.best_of < n:
+            raise invalid("Must not be less than n.", "best_of")
+        raise unsupported("Only best_of equal to n is served.", "best_of")
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        """The prompts: all texts, or all token ids."""
+        prompts: list[str] | list[TokenIds] = self.prompt
+        return prompts
+
+    @property
+    def default_max_output(self) -> int | None:
+        """OpenAI's default for this endpoint."""
+        return DEFAULT_MAX_TOKENS

@@ -1,0 +1,121 @@
+"""Strict request models, and how a broken rule is reported.
+
+Types are strict: true is no integer, "10" no number, 1.0 no integer. A field that is known but
+not served accepts the values that change nothing; any other is refused, never ignored. Messages
+never repeat what the caller sent, except a field's name, escaped.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from engine.interface.errors import InvalidRequest
+
+MAX_PARAM_LENGTH = 64
+UNSUPPORTED = "unsupported_parameter"
+INVALID = "invalid_value"
+
+
+class StrictModel(BaseModel):
+    """Nothing is coerced, nothing unknown is accepted, nothing changes afterwards."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, object]) -> Self:
+        """The request, or InvalidRequest for the first rule it breaks."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_input=False)
+            raise _as_invalid_request(details[0]) from None
+
+
+def unsupported(message: str, param: str = "") -> PydanticCustomError:
+    """Something well-formed that is not served. `param` is for checks of a whole model."""
+    return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message, "param": param})
+
+
+def invalid(message: str, param: str = "") -> PydanticCustomError:
+    """A value that breaks a rule. `param` is for checks of a whole model."""
+    return PydanticCustomError(INVALID, "{message}", {"message": message, "param": param})
+
+
+def only(*accepted: object) -> BeforeValidator:
+    """Accept null and the values that change nothing; refuse all others."""
+
+    def check(value: object) -> object:
+        if value is None or any(type(value) is type(a) and value == a for a in accepted):
+            return value
+        raise unsupported("Only the default value of this field is served.")
+
+    return BeforeValidator(check)
+
+
+def only_number(default: float, low: float, high: float) -> BeforeValidator:
+    """Accept null and the default of a field that is a number in [low, high]."""
+
+    def check(value: object) -> object:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise invalid("Must be a number.")
+        if not low <= value <= high:
+            raise invalid(f"Must be in [{low:g}, {high:g}].")
+        if value != default:
+            raise unsupported("Only the default value of this field is served.")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _check_real(value: float) -> float:
+    is_negative_zero = value == 0 and str(value).startswith("-")
+    if is_negative_zero or 0 < abs(value) < sys.float_info.min:
+        raise invalid("Must not be a negative zero or a subnormal number.")
+    return value
+
+
+def _check_text(value: str) -> str:
+    if "\0" in value:
+        raise invalid("Must not hold the NUL character.")
+    return value
+
+
+Real = Annotated[float, AfterValidator(_check_real)]
+ShortText = Annotated[str, StringConstraints(max_length=64), AfterValidator(_check_text)]
+MetadataText = Annotated[str, StringConstraints(max_length=512), AfterValidator(_check_text)]
+Unserved = Annotated[Any, only()]
+
+
+def _as_invalid_request(detail: ErrorDetails) -> InvalidRequest:
+    context = detail.get("ctx") or {}
+    param = str(context.get("param") or _param_of(detail["loc"]))
+    if detail["type"] == "missing":
+        message, code = f"{param} is required.", "missing_required_parameter"
+    elif detail["type"] == "extra_forbidden":
+        message, code = f"{param} is not a field of this endpoint.", UNSUPPORTED
+    else:
+        message = f"{param}: {detail['msg']}"
+        code = UNSUPPORTED if detail["type"] == UNSUPPORTED else INVALID
+    return InvalidRequest(message, param=param, code=code)
+
+
+def _param_of(location: tuple[int | str, ...]) -> str:
+    """`messages[0].role` for ("messages", 0, "role"), in printable ASCII of bounded length."""
+    param = "".join(
+        f"[{s}]" if isinstance(s, int) else f".{s[:MAX_PARAM_LENGTH]}" for s in location
+    )
+    escaped = param.removeprefix(".").encode("ascii", "backslashreplace").decode()
+    printable = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in escaped)
+    return printable[:MAX_PARAM_LENGTH]
