@@ -1,0 +1,160 @@
+"""From sampled tokens to words: what is delivered, held back, wasted and finally settled."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control.metering.settlement import ChoiceOutput
+from control.streams.messages import Assignment
+from engine.interface.generation_delta import FinishReason, GenerationDelta
+from engine.interface.generation_request import GenerationRequest, PriorityClass
+from engine.interface.sampling_params import SamplingParams
+from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
+from engine.text.tokenizer import Tokenizer
+from workers.delivery import Delivery
+from workers.scripted_model import EOS_TOKEN_ID, make_scripted_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(make_scripted_model(tmp_path_factory.mktemp("weights")))
+
+
+def begin(
+    tokenizer: Tokenizer,
+    *,
+    stop: tuple[str, ...] = (),
+    min_tokens: int = 0,
+    n: int = 1,
+    priority_class: PriorityClass = PriorityClass.INTERACTIVE,
+    log: tuple[GenerationDelta, ...] = (),
+) -> Delivery:
+    request = GenerationRequest(
+        "r" * 26,
+        ((1, 2, 3),),
+        SamplingParams(max_tokens=100, stop=stop, min_tokens=min_tokens, n=n),
+        priority_class,
+        "scope",
+        0.0,
+        60.0,
+    )
+    return Delivery(Assignment("r" * 26, 1, "d", request), tokenizer, log, 0.5, 100.0)
+
+
+def say(
+    delivery: Delivery, data: bytes, end: SequenceEnd | None = None, choice: int = 0
+) -> list[GenerationDelta]:
+    """One update for each byte, the last one with the end."""
+    deltas = []
+    for number, byte in enumerate(data, 1):
+        is_last = end if number == len(data) else None
+        update = SequenceUpdate("r" * 26, choice, (byte,), is_last, scheduled_at=101.0)
+        deltas.append(delivery.take(update, 102.0 + number))
+    return [delta for delta in deltas if delta is not None]
+
+
+def text_of(deltas: list[GenerationDelta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def test_a_character_is_never_split(tokenizer: Tokenizer) -> None:
+    deltas = say(begin(tokenizer), "aé世".encode(), SequenceEnd.LENGTH)
+    assert [delta.text for delta in deltas] == ["a", "", "é", "", "", "世"]
+    assert [delta.offset for delta in deltas] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("end", [SequenceEnd.STOP, SequenceEnd.LENGTH, SequenceEnd.DEADLINE])
+def test_text_held_back_for_a_stop_string_arrives_before_the_end(
+    tokenizer: Tokenizer, end: SequenceEnd
+) -> None:
+    delivery = begin(tokenizer, stop=("STOP",))
+    assert text_of(say(delivery, b"say STO", end)) == "say STO"
+    assert delivery.is_over
+
+
+def test_tokens_beyond_a_stop_string_are_waste(tokenizer: Tokenizer) -> None:
+    delivery = begin(tokenizer, stop=("STOP",))
+    deltas = say(delivery, b"a STOP and more")
+    assert text_of(deltas) == "a "
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert delivery.finished_choices == (0,)
+    assert not delivery.is_over
+    cancelled = SequenceUpdate("r" * 26, 0, (), SequenceEnd.CANCELLED)
+    assert delivery.take(cancelled, 200.0) is None
+    settlement = delivery.settlement("replica")
+    assert (settlement.usage.completion_tokens, settlement.wasted_tokens) == (6, 9)
+    assert settlement.error is None
+
+
+def test_stop_strings_count_only_after_the_least_number_of_tokens(tokenizer: Tokenizer) -> None:
+    deltas = say(begin(tokenizer, stop=("x",), min_tokens=3), b"xxxxx")
+    assert text_of(deltas) == "xxx"
+
+
+def test_a_request_is_over_when_all_its_choices_are(tokenizer: Tokenizer) -> None:
+    delivery = begin(tokenizer, n=2)
+    say(delivery, b"ab", SequenceEnd.STOP, choice=1)
+    assert not delivery.is_over
+    say(delivery, b"cd", SequenceEnd.LENGTH, choice=0)
+    assert delivery.is_over
+    settlement = delivery.settlement("replica")
+    assert settlement.finish_reasons == (FinishReason.LENGTH, FinishReason.STOP)
+    assert settlement.usage.completion_tokens == 4
+    assert settlement.usage.prompt_tokens == 3
+
+
+def test_nothing_is_charged_for_a_request_that_was_never_computed(tokenizer: Tokenizer) -> None:
+    delivery = begin(tokenizer)
+    delivery.take(SequenceUpdate("r" * 26, 0, (), SequenceEnd.CANCELLED), 1.0)
+    settlement = delivery.settlement("replica")
+    assert (settlement.usage.prompt_tokens, settlement.usage.completion_tokens) == (0, 0)
+    assert settlement.outcome == "cancelled"
+
+
+def test_times_say_where_a_request_spent_them(tokenizer: Tokenizer) -> None:
+    delivery = begin(tokenizer)
+    say(delivery, b"abc", SequenceEnd.STOP)
+    timings = delivery.settlement("replica").timings
+    assert (timings.queue_s, timings.wait_s) == (0.5, 1.0)
+    assert (timings.prefill_s, timings.decode_s) == (2.0, 2.0)
+
+
+def test_only_batch_outputs_are_kept(tokenizer: Tokenizer) -> None:
+    interactive = begin(tokenizer)
+    batch = begin(tokenizer, priority_class=PriorityClass.BATCH, stop=("!",))
+    for delivery in (interactive, batch):
+        say(delivery, b"hi!?", SequenceEnd.LENGTH)
+    assert interactive.settlement("replica").outputs == ()
+    kept = ChoiceOutput(0, tuple(b"hi!"), "hi", FinishReason.STOP)
+    assert batch.settlement("replica").outputs == (kept,)
+
+
+words = st.text(st.sampled_from("abSTOP é世"), min_size=1, max_size=25).map(str.encode)
+
+
+@given(words, st.integers(0, 100), st.sampled_from([(), ("STOP",), ("b", "OP")]))
+def test_an_attempt_that_takes_over_anywhere_says_the_same(
+    tokenizer: Tokenizer, data: bytes, cut: int, stop: tuple[str, ...]
+) -> None:
+    alone = say(begin(tokenizer, stop=stop), data, SequenceEnd.LENGTH)
+    cut = min(cut, len(data) - 1)
+    first = say(begin(tokenizer, stop=stop), data[:cut])
+    second_attempt = begin(tokenizer, stop=stop, log=tuple(first))
+    resumed = second_attempt.resumed_request().resumed
+    delivered = resumed[0] if resumed else ()
+    second = say(second_attempt, data[len(delivered) :], SequenceEnd.LENGTH)
+    both = first + second
+    assert text_of(both) == text_of(alone)
+    assert [d.serial for d in both] == list(range(len(both)))
+    assert [t for d in both for t in d.token_ids] == [t for d in alone for t in d.token_ids]
+    reasons = [d.finish_reason for d in both if d.finish_reason]
+    assert reasons == [d.finish_reason for d in alone if d.finish_reason]
+
+
+def test_the_end_of_sequence_token_is_billed_and_not_said(tokenizer: Tokenizer) -> None:
+    delivery = begin(tokenizer)
+    delivery.take(SequenceUpdate("r" * 26, 0, (104,), None), 1.0)
+    delta = delivery.take(SequenceUpdate("r" * 26, 0, (EOS_TOKEN_ID,), SequenceEnd.STOP), 2.0)
+    assert delta is not None
+    assert (delta.text, delta.token_ids) == ("", (EOS_TOKEN_ID,))
+    assert delivery.settlement("replica").usage.completion_tokens == 2
