@@ -75,11 +75,17 @@ class Subscription:
 
 
 class Follower:
-    """One process's ear. `run` it as a task for as long as subscriptions are wanted."""
+    """One process's ear. `run` it as a task for as long as subscriptions are wanted.
 
-    def __init__(self, client: redis.asyncio.Redis, follower_id: str) -> None:
+    Requests that it alone follows go on for `lease_s` after it is gone.
+    """
+
+    def __init__(
+        self, client: redis.asyncio.Redis, follower_id: str, lease_s: int = LEASE_S
+    ) -> None:
         self.follower_id = follower_id
         self._client = client
+        self._lease_s = lease_s
         self._subscriptions: dict[str, Subscription] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._missing: set[str] = set()
@@ -117,7 +123,7 @@ class Follower:
 
     async def announce(self) -> None:
         """Say that this follower is alive. Call once before the first request is accepted."""
-        await self._client.set(follower_key(self.follower_id), b"1", ex=LEASE_S)
+        await self._client.set(follower_key(self.follower_id), b"1", ex=self._lease_s)
 
     async def run(self) -> None:
         """Renew the lease and look after lost requests until cancelled."""

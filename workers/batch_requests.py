@@ -1,0 +1,94 @@
+"""From a line's body to what is queued, by the very steps that the gateway takes over HTTP.
+
+Tokenizers are loaded once per process and version; chat templates run in one child of it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from control.admission.reservation import Reservation
+from control.errors import GenerationFailed
+from control.protocol.accepted_request import Order, build_request, check_early, reserve
+from control.protocol.chat_request import ChatRequest
+from control.protocol.completion_request import CompletionRequest
+from control.protocol.json_body import parse_object
+from control.registry.manifest import ManifestError, verify_text_files
+from control.registry.model_version import ModelVersion
+from engine.interface.errors import InvalidRequest
+from engine.interface.generation_request import GenerationRequest
+from engine.text.prompt_encoder import ChatMessage, PromptEncoder
+from engine.text.template_process import TemplateFailure, TemplateRenderer
+from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer_files import TokenizerNotSupported
+
+CHAT_ENDPOINT = "/v1/chat/completions"
+
+log = logging.getLogger(__name__)
+
+
+class LineRequests:
+    """Builds requests from bodies, for every model version that a process comes to meet."""
+
+    def __init__(self) -> None:
+        self._renderer = TemplateRenderer()
+        self._tokenizers: dict[str, Tokenizer] = {}
+
+    async def build(
+        self, body: bytes, version: ModelVersion, order: Order, now: datetime
+    ) -> tuple[GenerationRequest, Reservation]:
+        """The request and what to hold for it. Raises InvalidRequest, GenerationFailed.
+
+        All lines of a batch run on `version`, whatever the name they use for it means today.
+        """
+        fields = _parse(body, order.endpoint)
+        try:
+            tokenizer = await self._tokenizer(version)
+            check_early(fields, version, tokenizer.vocab_size)
+            encoder = PromptEncoder(tokenizer, self._renderer, version.max_model_len)
+            prompts = await _encode(encoder, fields, now)
+        except (ManifestError, TokenizerNotSupported, TemplateFailure) as error:
+            log.error("%s cannot be used: %s", version.pinned_name, error)
+            raise GenerationFailed(f"The text of {version.pinned_name} cannot be made.") from error
+        request = build_request(fields, prompts, version, tokenizer.vocab_size, order)
+        return request, reserve(fields, request, version, order)
+
+    def close(self) -> None:
+        """End the child process of the templates."""
+        self._renderer.close()
+
+    async def _tokenizer(self, version: ModelVersion) -> Tokenizer:
+        known = self._tokenizers.get(version.weights_digest)
+        if known is None:
+            known = await asyncio.to_thread(_load, version)
+            self._tokenizers[version.weights_digest] = known
+        return known
+
+
+def _load(version: ModelVersion) -> Tokenizer:
+    folder = Path(version.weights_folder)
+    if verify_text_files(folder) != version.weights_digest:
+        raise ManifestError(f"{folder} holds other weights than those registered.")
+    return Tokenizer.from_folder(folder)
+
+
+async def _encode(
+    encoder: PromptEncoder, fields: ChatRequest | CompletionRequest, now: datetime
+) -> list[Sequence[int]]:
+    if isinstance(fields, ChatRequest):
+        messages = [ChatMessage(m.role, m.text, m.name) for m in fields.messages]
+        return [await encoder.encode_chat(messages, now)]
+    return [
+        await encoder.encode_completion(prompt) if isinstance(prompt, str) else prompt
+        for prompt in fields.prompts
+    ]
+
+
+def _parse(body: bytes, endpoint: str) -> ChatRequest | CompletionRequest:
+    kind = ChatRequest if endpoint == CHAT_ENDPOINT else CompletionRequest
+    fields = kind.parse(parse_object(body))
+    if fields.stream:
+        raise InvalidRequest("A batch's requests cannot be streamed.", param="stream")
+    return fields
