@@ -48,7 +48,7 @@ class TextPart(StrictModel):
     text: str
 
 
-Content = Annotated[list[TextPart], BeforeValidator(_as_parts), Field(min_length=1)]
+Content = Annotated[list[TextPart], Field(min_length=1, fail_fast=True), BeforeValidator(_as_parts)]
 
 
 class ChatMessage(StrictModel):
@@ -74,7 +74,7 @@ class ChatMessage(StrictModel):
 class ChatRequest(GenerationFields):
     """A chat completion as asked for."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None

@@ -21,6 +21,8 @@ from control.protocol.strict_model import (
 from engine.interface.errors import InvalidRequest
 from engine.interface.sampling_params import SamplingParams
 
+MAX_METADATA_PAIRS = 16
+
 T = TypeVar("T")
 
 
@@ -28,8 +30,16 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Stop = Annotated[list[str], BeforeValidator(_as_list)]
-Metadata = Annotated[dict[ShortText, MetadataText], Field(max_length=16)]
+def _check_pairs(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_METADATA_PAIRS:
+        raise invalid(f"Holds at most {MAX_METADATA_PAIRS} pairs.")
+    return value
+
+
+# The first bad item is enough: pydantic would otherwise make an error of each.
+Stop = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_as_list)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Metadata = Annotated[dict[ShortText, MetadataText], BeforeValidator(_check_pairs)]
 
 
 class StreamOptions(StrictModel):
@@ -52,7 +62,7 @@ class GenerationFields(StrictModel):
     min_tokens: int | None = None
     n: int | None = None
     stop: Stop | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     stream: bool | None = None

@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -30,6 +31,18 @@ class StrictModel(BaseModel):
     """Nothing is coerced, nothing unknown is accepted, nothing changes afterwards."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, fields: object) -> object:
+        # Pydantic would make an error of every unknown field; a hostile body has very many.
+        if isinstance(fields, dict):
+            for name in fields:
+                if name not in cls.model_fields:
+                    message = "This field is not known here."
+                    context = {"message": message, "member": name}
+                    raise PydanticCustomError(UNSUPPORTED, "{message}", context)
+        return fields
 
     @classmethod
     def parse(cls, fields: Mapping[str, object]) -> Self:
@@ -100,11 +113,12 @@ Unserved = Annotated[Any, only()]
 
 def _as_invalid_request(detail: ErrorDetails) -> InvalidRequest:
     context = detail.get("ctx") or {}
-    param = str(context.get("param") or _param_of(detail["loc"]))
+    location = detail["loc"]
+    if "member" in context:
+        location = (*location, str(context["member"]))
+    param = str(context.get("param") or _param_of(location))
     if detail["type"] == "missing":
         message, code = f"{param} is required.", "missing_required_parameter"
-    elif detail["type"] == "extra_forbidden":
-        message, code = f"{param} is not a field of this endpoint.", UNSUPPORTED
     else:
         message = f"{param}: {detail['msg']}"
         code = UNSUPPORTED if detail["type"] == UNSUPPORTED else INVALID
@@ -113,9 +127,9 @@ def _as_invalid_request(detail: ErrorDetails) -> InvalidRequest:
 
 def _param_of(location: tuple[int | str, ...]) -> str:
     """`messages[0].role` for ("messages", 0, "role"), in printable ASCII of bounded length."""
-    param = "".join(
-        f"[{s}]" if isinstance(s, int) else f".{s[:MAX_PARAM_LENGTH]}" for s in location
-    )
+    param = ""
+    for step in location:
+        param += f"[{step}]" if isinstance(step, int) else f".{step[:MAX_PARAM_LENGTH]}"
     escaped = param.removeprefix(".").encode("ascii", "backslashreplace").decode()
     printable = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in escaped)
     return printable[:MAX_PARAM_LENGTH]

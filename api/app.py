@@ -1,0 +1,33 @@
+"""The HTTP application around a gateway."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from api import completions, health, models
+from api.envelope import Envelope
+from api.errors import install_error_handlers
+from api.gateway import Gateway
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The app that serves the gateway; its lifespan is the gateway's.
+
+    There is no schema and no documentation page: strangers see health and nothing else.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with gateway.running():
+            yield
+
+    app = FastAPI(
+        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
+    )
+    app.state.gateway = gateway
+    app.add_middleware(Envelope, mint_id=gateway.mint_request_id)
+    install_error_handlers(app)
+    for module in (health, models, completions):
+        app.include_router(module.router)
+    return app

@@ -1,0 +1,134 @@
+"""POST /v1/chat/completions and POST /v1/completions.
+
+The order keeps refusals cheap: key, size, body, model, everything that can be told without
+encoding; then the prompt's tokens; then the request is accepted or refused as a whole.
+"""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from api.authentication import Caller
+from api.body import read_json_body
+from api.callers import InferenceCaller
+from api.envelope import request_id_of
+from api.gateway import Gateway, gateway_of
+from api.generation import GenerationResponse
+from api.models import resolve
+from api.prompts import TokenIds, VersionText
+from api.streaming import StreamAnswer
+from api.whole_answer import WholeAnswer
+from control.identity.request_id import created_at_of
+from control.protocol.accepted_request import Order, build_request, check_early, reserve
+from control.protocol.chat_request import ChatRequest
+from control.protocol.completion_request import CompletionRequest
+from control.protocol.json_body import parse_object
+from control.protocol.responses import CHAT, COMPLETION, ChunkEncoder, ReplyHead
+from control.protocol.strict_model import UNSUPPORTED
+from control.registry.model_version import ModelVersion
+from engine.interface.errors import InvalidRequest
+from engine.interface.generation_request import GenerationRequest, PriorityClass
+from engine.text.prompt_encoder import ChatMessage
+
+DEFAULT_DEADLINE_MS = 600_000
+MAX_DEADLINE_MS = 3_600_000
+DEADLINE_HEADER = "x-deadline-ms"
+
+# Asking for one of these and being ignored would be worse than being refused.
+UNSERVED_HEADERS = ("idempotency-key", "last-event-id", "x-resume-grace")
+
+Fields = ChatRequest | CompletionRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request, caller: InferenceCaller) -> Response:
+    """Answer a conversation."""
+    gateway = gateway_of(request)
+    body = await read_json_body(request, gateway.max_body_bytes)
+    return await _answer(request, caller, ChatRequest.parse(parse_object(body)))
+
+
+@router.post("/v1/completions")
+async def create_completion(request: Request, caller: InferenceCaller) -> Response:
+    """Continue raw prompts."""
+    gateway = gateway_of(request)
+    body = await read_json_body(request, gateway.max_body_bytes)
+    return await _answer(request, caller, CompletionRequest.parse(parse_object(body)))
+
+
+async def _answer(http_request: Request, caller: Caller, fields: Fields) -> Response:
+    gateway = gateway_of(http_request)
+    _check_headers(http_request)
+    arrival = gateway.clock.now()
+    version = resolve(await gateway.registry.current(), fields.model)
+    text = await gateway.prompts.of(version)
+    check_early(fields, version, text.vocab_size)
+    order = Order(
+        request_id=request_id_of(http_request),
+        tenant_id=caller.tenant_id,
+        key_id=caller.key_id,
+        endpoint=http_request.scope["path"],
+        priority_class=PriorityClass.INTERACTIVE,
+        minted_seed=gateway.mint_seed(),
+        arrival=arrival,
+        deadline_at=arrival + _deadline_ms(http_request) / 1000,
+    )
+    prompts = await _encode(gateway, text, fields)
+    request = build_request(fields, prompts, version, text.vocab_size, order)
+    reservation = reserve(fields, request, version, order)
+    answer = _answer_for(gateway, fields, request, version)
+    return GenerationResponse(gateway, request, reservation, answer)
+
+
+async def _encode(gateway: Gateway, text: VersionText, fields: Fields) -> list[TokenIds]:
+    if isinstance(fields, CompletionRequest):
+        return await gateway.prompts.encode_completion(text, fields.prompts)
+    messages = [ChatMessage(m.role, m.text, m.name) for m in fields.messages]
+    return await gateway.prompts.encode_chat(text, messages)
+
+
+def _answer_for(
+    gateway: Gateway, fields: Fields, request: GenerationRequest, version: ModelVersion
+) -> StreamAnswer | WholeAnswer:
+    created = int(created_at_of(request.request_id).timestamp())
+    shape = CHAT if isinstance(fields, ChatRequest) else COMPLETION
+    head = ReplyHead(shape, request.request_id, created, version)
+    if not fields.stream:
+        return WholeAnswer(head, request.num_choices)
+    encoder = ChunkEncoder(
+        head,
+        includes_usage=fields.includes_usage,
+        has_continuous_usage=fields.has_continuous_usage,
+    )
+    return StreamAnswer(
+        encoder=encoder,
+        includes_usage=fields.includes_usage,
+        num_choices=request.num_choices,
+        prompt_tokens=request.num_prompt_tokens,
+        heartbeat_s=gateway.heartbeat_s,
+    )
+
+
+def _check_headers(request: Request) -> None:
+    for name in UNSERVED_HEADERS:
+        if name in request.headers:
+            raise InvalidRequest(
+                f"The header {name} is not served yet; send the request without it.",
+                param=name,
+                code=UNSUPPORTED,
+            )
+
+
+def _deadline_ms(request: Request) -> int:
+    value = request.headers.get(DEADLINE_HEADER)
+    if value is None:
+        return DEFAULT_DEADLINE_MS
+    is_number = value.isascii() and value.isdecimal() and len(value) <= 9
+    if not is_number or not 1 <= int(value) <= MAX_DEADLINE_MS:
+        raise InvalidRequest(
+            f"{DEADLINE_HEADER} must be a whole number of milliseconds from 1 to "
+            f"{MAX_DEADLINE_MS}.",
+            param=DEADLINE_HEADER,
+        )
+    return int(value)

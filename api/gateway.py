@@ -1,0 +1,135 @@
+"""The parts a gateway is made of, and their common life.
+
+A gateway holds nothing that matters: it may be killed at any time. Routes reach their parts
+through `gateway_of`, so a test can build a gateway of its own.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import redis.asyncio
+from fastapi import Request
+from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from api.authentication import Authenticator
+from api.drain import Drain
+from api.prompts import Prompts
+from api.readiness import Readiness
+from api.registry_view import RegistryView
+from api.settings import GatewaySettings
+from control.admission.admission import Admission
+from control.database.connection import connect_async as connect_database
+from control.identity.request_id import NUM_RANDOM_BITS, mint_request_id
+from control.streams.clock import SharedClock
+from control.streams.connection import connect_async as connect_redis
+from control.streams.follower import Follower
+from engine.interface.sampling_params import MAX_SEED
+
+CLOCK_PERIOD_S = 60.0
+LAST_WORK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Everything a route may need."""
+
+    database: AsyncEngine
+    redis: redis.asyncio.Redis
+    clock: SharedClock
+    authenticator: Authenticator
+    registry: RegistryView
+    prompts: Prompts
+    follower: Follower
+    admission: Admission
+    readiness: Readiness
+    drain: Drain
+    max_body_bytes: int
+    heartbeat_s: float
+    data_dir: Path
+    _background: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def mint_request_id(self) -> str:
+        """A new id, of the present second."""
+        return mint_request_id(self.clock.now(), secrets.randbits(NUM_RANDOM_BITS))
+
+    def mint_seed(self) -> int:
+        """The seed of a request that named none."""
+        return secrets.randbits(63) & MAX_SEED
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Let work go on after its request is over; it is waited for at the end."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Connect, keep connected, and close. Raises if a store is away at the start."""
+        await self.clock.synchronize_async(self.redis)
+        await self.follower.announce()
+        await asyncio.to_thread(self.prompts.start)
+        tasks = [
+            asyncio.create_task(self.follower.run(), name="follower"),
+            asyncio.create_task(self._keep_time(), name="clock"),
+            asyncio.create_task(self._preload(), name="preload"),
+        ]
+        try:
+            yield
+        finally:
+            if self._background:
+                await asyncio.wait(self._background, timeout=LAST_WORK_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self.prompts.close)
+            await self.database.dispose()
+            await self.redis.aclose()
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(CLOCK_PERIOD_S)
+            try:
+                await self.clock.synchronize_async(self.redis)
+            except (RedisError, OSError):
+                continue  # The monotonic clock carries on alone until Redis is back.
+
+    async def _preload(self) -> None:
+        """Load every version in force, so that no request waits for a tokenizer."""
+        await self.prompts.preload(await self.registry.current())
+
+
+def build_gateway(settings: GatewaySettings) -> Gateway:
+    """Build the parts; nothing connects before `running`."""
+    database = connect_database(
+        settings.database_url.get_secret_value(), "gateway", settings.database_pool_size
+    )
+    client = connect_redis(settings.redis_url.get_secret_value())
+    follower = Follower(client, "gateway-" + secrets.token_hex(8))
+    registry = RegistryView(database)
+    return Gateway(
+        database=database,
+        redis=client,
+        clock=SharedClock(),
+        authenticator=Authenticator(database, settings.pepper),
+        registry=registry,
+        prompts=Prompts(),
+        follower=follower,
+        admission=Admission(database, client, follower.follower_id, settings.max_queued),
+        readiness=Readiness(database, client, registry),
+        drain=Drain(),
+        max_body_bytes=settings.max_body_bytes,
+        heartbeat_s=settings.heartbeat_s,
+        data_dir=settings.data_dir,
+    )
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that serves the request."""
+    gateway = request.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway

@@ -1,0 +1,168 @@
+"""HTTP/1.1 from strangers, within limits that are checked before the app hears of a request.
+
+    headers        whole within 10 s, at most 64 KiB and 100 of them, else 431 or a closed socket
+    body           at least 1 KiB in every 10 s until it is complete
+    unread body    64 MiB are thrown away after the answer, then the socket is closed
+    silent reader  one that takes nothing for 25 s is gone, and so is one that the network lost
+    half-close     a client that shuts its write side has hung up
+
+Broken framing is answered 400 in our error shape, and the socket is closed.
+"""
+
+import asyncio
+import contextlib
+import socket
+from asyncio.events import TimerHandle
+from http import HTTPStatus
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from control.protocol.error_object import CALLER, ErrorFace
+from control.protocol.responses import to_json
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 100
+HEADER_LIMIT_S = 10.0
+BODY_WINDOW_S = 10.0
+MIN_BODY_BYTES = 1024
+MAX_DISCARDED_BYTES = 64 * 2**20
+READER_LIMIT_S = 25.0
+
+_MALFORMED = ErrorFace(400, CALLER, "invalid_http", "The request is not valid HTTP/1.1.")
+_TOO_LARGE = ErrorFace(431, CALLER, "headers_too_large", "The request's headers are too large.")
+
+
+class HeadersTooLarge(Exception):
+    """The request's headers are over the limit."""
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _receive_timer: TimerHandle | None = None
+    _reader_timer: TimerHandle | None = None
+    _is_in_headers = True
+    _refusal = _MALFORMED
+    _num_header_bytes = 0
+    _num_window_bytes = 0
+    _num_discarded_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client came; its first request must follow soon."""
+        stream = cast("asyncio.Transport", transport)
+        super().connection_made(stream)
+        _set_user_timeout(stream)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._stop_receiving()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """More bytes, of headers or of a body."""
+        if self.transport.is_closing():
+            return
+        if self._is_in_headers:
+            if self._receive_timer is None:  # the next request of a kept connection
+                self._expect_headers()
+            self._num_header_bytes += len(data)
+        super().data_received(data)
+        # One endless header reaches no callback, so its bytes are counted as they come.
+        if self._is_in_headers and self._num_header_bytes > MAX_HEADER_BYTES:
+            self._refuse(_TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser refused."""
+        del msg
+        self._refuse(self._refusal)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._is_in_headers = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header is complete."""
+        super().on_header(name, value)
+        num_bytes = sum(len(n) + len(v) for n, v in self.headers) if len(value) > 512 else 0
+        if len(self.headers) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
+            self._refusal = _TOO_LARGE
+            raise HeadersTooLarge
+
+    def on_headers_complete(self) -> None:
+        """The app may start."""
+        self._is_in_headers = False
+        self._num_header_bytes = 0
+        self._num_discarded_bytes = 0
+        super().on_headers_complete()
+        self._stop_receiving()
+        self._num_window_bytes = 0
+        self._receive_timer = self.loop.call_later(BODY_WINDOW_S, self._check_body)
+
+    def on_body(self, body: bytes) -> None:
+        """More of a body."""
+        self._num_window_bytes += len(body)
+        if self.cycle.response_complete:
+            self._num_discarded_bytes += len(body)
+            if self._num_discarded_bytes > MAX_DISCARDED_BYTES:
+                self.transport.abort()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete; the next one has all the time of keep-alive to begin."""
+        super().on_message_complete()
+        self._stop_receiving()
+        self._is_in_headers = True
+
+    def pause_writing(self) -> None:
+        """The client does not read what it was sent."""
+        super().pause_writing()
+        self._reader_timer = self.loop.call_later(READER_LIMIT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _expect_headers(self) -> None:
+        self._stop_receiving()
+        self._receive_timer = self.loop.call_later(HEADER_LIMIT_S, self.transport.abort)
+
+    def _check_body(self) -> None:
+        # While the app itself has not made room, the client is not to blame.
+        if self._num_window_bytes < MIN_BODY_BYTES and not self.flow.read_paused:
+            self.transport.abort()
+            return
+        self._num_window_bytes = 0
+        self._receive_timer = self.loop.call_later(BODY_WINDOW_S, self._check_body)
+
+    def _stop_receiving(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
+
+    def _refuse(self, face: ErrorFace) -> None:
+        self._stop_receiving()
+        body = to_json(face.body)
+        phrase = HTTPStatus(face.status).phrase
+        head = (
+            f"HTTP/1.1 {face.status} {phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def _set_user_timeout(transport: asyncio.Transport) -> None:
+    """Let the kernel give up on a peer that acknowledges nothing."""
+    connection = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if connection is None or option is None:
+        return
+    with contextlib.suppress(OSError):  # not a TCP socket
+        connection.setsockopt(socket.IPPROTO_TCP, option, int(READER_LIMIT_S * 1000))
