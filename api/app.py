@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import completions, health, models
+from api import batches, completions, files, health, models
 from api.envelope import Envelope
 from api.errors import install_error_handlers
 from api.gateway import Gateway
@@ -28,6 +28,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     app.add_middleware(Envelope, mint_id=gateway.mint_request_id)
     install_error_handlers(app)
-    for module in (health, models, completions):
+    for module in (health, models, completions, files, batches):
         app.include_router(module.router)
     return app

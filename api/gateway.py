@@ -9,7 +9,6 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import redis.asyncio
 from fastapi import Request
@@ -23,7 +22,9 @@ from api.readiness import Readiness
 from api.registry_view import RegistryView
 from api.settings import GatewaySettings
 from control.admission.admission import Admission
+from control.batches.doorbell import Doorbell
 from control.database.connection import connect_async as connect_database
+from control.files.store import FileStore, LocalFileStore
 from control.identity.request_id import NUM_RANDOM_BITS, mint_request_id
 from control.streams.clock import SharedClock
 from control.streams.connection import connect_async as connect_redis
@@ -50,7 +51,8 @@ class Gateway:
     drain: Drain
     max_body_bytes: int
     heartbeat_s: float
-    data_dir: Path
+    files: FileStore
+    doorbell: Doorbell | None
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def mint_request_id(self) -> str:
@@ -87,6 +89,8 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.to_thread(self.prompts.close)
+            if self.doorbell is not None:
+                await asyncio.to_thread(self.doorbell.close)
             await self.database.dispose()
             await self.redis.aclose()
 
@@ -111,6 +115,7 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
     client = connect_redis(settings.redis_url.get_secret_value())
     follower = Follower(client, "gateway-" + secrets.token_hex(8))
     registry = RegistryView(database)
+    broker = settings.celery_broker_url
     return Gateway(
         database=database,
         redis=client,
@@ -124,7 +129,8 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
         drain=Drain(),
         max_body_bytes=settings.max_body_bytes,
         heartbeat_s=settings.heartbeat_s,
-        data_dir=settings.data_dir,
+        files=LocalFileStore(settings.data_dir / "files"),
+        doorbell=None if broker is None else Doorbell(broker.get_secret_value()),
     )
 
 

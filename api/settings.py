@@ -1,6 +1,7 @@
 """The gateway's settings: the only place of this process that reads the environment.
 
 DATABASE_URL, REDIS_URL           where the stores are
+CELERY_BROKER_URL                 where batch workers wait; without it maintenance rings
 HEADRACE_KEY_PEPPER               at least 32 bytes in hexadecimal; there is no default
 HEADRACE_<FIELD>                  every other field below
 """
@@ -45,6 +46,7 @@ class GatewaySettings(BaseSettings):
     max_body_bytes: int = Field(4 * 2**20, ge=1024)
     heartbeat_s: float = Field(9.0, gt=0, le=10)
     data_dir: Path = Path(".headrace")
+    celery_broker_url: SecretStr | None = Field(None, validation_alias="CELERY_BROKER_URL")
 
     # api.server
     host: str = "127.0.0.1"

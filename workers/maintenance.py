@@ -11,10 +11,10 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from control.batches.doorbell import Doorbell, ring_due_batches
 from control.database.connection import connect as connect_database
 from control.metering.expiry import expire_lost
 from control.streams.connection import check_server, connect
-from workers.batch_app import ring_due_batches
 from workers.process import start_logging, stop_event
 from workers.settings import MaintenanceSettings
 
@@ -33,10 +33,11 @@ def main() -> None:
     client = connect(settings.redis_url)
     check_server(settings.redis_url, client)
     database = connect_database(settings.database_url, "maintenance", pool_size=2)
+    doorbell = Doorbell(settings.celery_broker_url)
     duties: dict[str, Callable[[Connection], object]] = {
         "partitions": ensure_partitions,
         "expiry": lambda connection: expire_lost(connection, client),
-        "doorbells": ring_due_batches,
+        "doorbells": lambda connection: ring_due_batches(connection, doorbell),
     }
     while not stop.is_set():
         try:

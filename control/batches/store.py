@@ -22,7 +22,7 @@ from control.batches.batch import (
 )
 from control.batches.endings import BATCH_CANCELLED, Unexecuted
 from control.errors import Conflict, NotFound
-from control.files.files import no_such_file
+from control.files.files import MAX_SHOWN_ID, is_file_id, no_such_file
 from engine.interface.errors import InvalidRequest
 
 
@@ -68,6 +68,8 @@ _SELECT = """
 
 async def create_batch(connection: AsyncConnection, batch: NewBatch) -> Batch:
     """Write the batch's row. Raises NotFound if the input file is not the tenant's to read."""
+    if not is_file_id(batch.input_file_id):
+        raise no_such_file(batch.input_file_id, "input_file_id")
     purpose = await connection.scalar(
         text(
             """
@@ -80,7 +82,7 @@ async def create_batch(connection: AsyncConnection, batch: NewBatch) -> Batch:
         {"file_id": batch.input_file_id, "tenant_id": batch.tenant_id},
     )
     if purpose is None:
-        raise no_such_file(batch.input_file_id)
+        raise no_such_file(batch.input_file_id, "input_file_id")
     if purpose != "batch":
         raise InvalidRequest(
             f"{batch.input_file_id} has the purpose {purpose!r}; a batch reads files that were "
@@ -213,13 +215,15 @@ async def _created_at(connection: AsyncConnection, tenant_id: str, after: str) -
             {"after": after, "tenant_id": tenant_id},
         )
     if created_at is None:
-        raise InvalidRequest(f"There is no batch {after!r} to go on after.", param="after")
+        raise InvalidRequest(
+            f"There is no batch {after[:MAX_SHOWN_ID]!a} to go on after.", param="after"
+        )
     assert isinstance(created_at, datetime)
     return created_at
 
 
 def _no_such_batch(batch_id: str) -> NotFound:
-    return NotFound(f"There is no batch {batch_id!r}.", param="batch_id")
+    return NotFound(f"There is no batch {batch_id[:MAX_SHOWN_ID]!a}.", param="batch_id")
 
 
 def _batch(row: Row[Any]) -> Batch:

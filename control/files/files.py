@@ -20,6 +20,7 @@ MAX_FILE_BYTES = 209_715_200
 DEFAULT_LIFE_S = 30 * 86_400
 MIN_LIFE_S = 3600
 MAX_LIFE_S = 2_592_000
+MAX_SHOWN_ID = 64
 
 _FILE_ID = re.compile(r"file-[0-9a-z]{26}")
 
@@ -114,9 +115,14 @@ async def find_file(connection: AsyncConnection, tenant_id: str, file_id: str) -
     return _file(row)
 
 
-def no_such_file(file_id: str) -> NotFound:
+def no_such_file(file_id: str, param: str = "file_id") -> NotFound:
     """What is said of every file id that the tenant may not see."""
-    return NotFound(f"There is no file {file_id!r}.", param="file_id")
+    return NotFound(f"There is no file {file_id[:MAX_SHOWN_ID]!a}.", param=param)
+
+
+def is_file_id(text: str) -> bool:
+    """True if the text could be an id of ours; PostgreSQL would not even take some others."""
+    return _FILE_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +197,21 @@ async def delete_file(connection: AsyncConnection, tenant_id: str, file_id: str)
 
 
 def _check_id(file_id: str) -> None:
-    """Text that cannot be an id (some of it PostgreSQL would not even take) names no file."""
-    if not _FILE_ID.fullmatch(file_id):
+    if not is_file_id(file_id):
         raise no_such_file(file_id)
 
 
 async def _created_at(connection: AsyncConnection, tenant_id: str, after: str) -> datetime:
     created_at = None
-    if _FILE_ID.fullmatch(after):
+    if is_file_id(after):
         created_at = await connection.scalar(
             text("SELECT created_at FROM files WHERE file_id = :after AND tenant_id = :tenant_id"),
             {"after": after, "tenant_id": tenant_id},
         )
     if created_at is None:
-        raise InvalidRequest(f"There is no file {after!r} to go on after.", param="after")
+        raise InvalidRequest(
+            f"There is no file {after[:MAX_SHOWN_ID]!a} to go on after.", param="after"
+        )
     assert isinstance(created_at, datetime)
     return created_at
 

@@ -47,7 +47,6 @@ class LocalFileStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def write(self, key: str, chunks: AsyncIterable[bytes]) -> int:
         """Store the bytes: beside their place first, then by one rename into it."""
@@ -90,6 +89,7 @@ class LocalFileStore:
 @contextmanager
 def _partial_file(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """A file beside the objects, gone at the end unless it was put in its place."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=".part-", dir=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
