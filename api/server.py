@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -41,6 +42,9 @@ class GatewayServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on the first signal. Unlike uvicorn, do not die of it after an orderly end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Only the main thread may listen to signals.
+            return
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
             del signum, frame
