@@ -119,7 +119,7 @@ async def prepare_postgres(
     else:
         _make_passable(cluster_home)
         cluster = _cluster_elsewhere(cluster, cluster_home)
-        programs = _reachable_programs(install, cluster_home, user)
+        programs = reachable_programs(install, cluster_home, user)
     sockets = runtime / "postgres"
     _make_private(sockets, user)
     if not (cluster / "pgdata").exists():
@@ -138,7 +138,7 @@ def _cluster_elsewhere(pointer: Path, cluster_home: Path) -> Path:
     return cluster
 
 
-def _reachable_programs(install: Path, cluster_home: Path, user: SystemUser) -> Path:
+def reachable_programs(install: Path, cluster_home: Path, user: SystemUser) -> Path:
     """The installed programs, or a copy if the user cannot reach where they are installed."""
     installed = install.stat()
     is_readable = all(
