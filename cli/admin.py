@@ -61,11 +61,12 @@ def key_create(
     ] = None,
 ) -> None:
     """Mint a key for a tenant; it is shown this once."""
+    scopes = frozenset(scope or ["inference"])
+    if unknown := sorted(scopes.difference(SCOPES)):
+        raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(SCOPES)}.")
     pepper = bytes.fromhex(setting(KEY_PEPPER, data_dir))
     with _transaction(data_dir) as connection:
-        record, secret = create_key(
-            connection, pepper, tenant_id, frozenset(scope or ["inference"])
-        )
+        record, secret = create_key(connection, pepper, tenant_id, scopes)
     typer.echo(f"{record.key_id} ({', '.join(sorted(record.scopes))})", err=True)
     typer.echo(secret)
 

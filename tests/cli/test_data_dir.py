@@ -1,0 +1,98 @@
+"""The folder that one serve owns, and the files in it that only their owner may read."""
+
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli import data_dir as data_dirs
+from cli.data_dir import DataDirInUse
+from cli.env_file import read_env_file, write_env_file
+from cli.settings import KEY_PEPPER, SERVERS_FILE, SettingMissing, broker_beside, setting
+
+
+def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
+    with data_dirs.held(tmp_path / "data"):
+        again = data_dirs.held(tmp_path / "data")
+        with pytest.raises(DataDirInUse, match=r"in use by another headrace serve \(process \d+\)"):
+            again.__enter__()
+    with data_dirs.held(tmp_path / "data"):
+        pass
+
+
+def test_a_new_data_folder_is_private_and_an_existing_one_is_left_as_it_is(tmp_path: Path) -> None:
+    existing = tmp_path / "existing"
+    existing.mkdir()
+    existing.chmod(0o755)
+
+    with data_dirs.held(tmp_path / "new"), data_dirs.held(existing):
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+        assert stat.S_IMODE(existing.stat().st_mode) == 0o755
+
+
+def test_the_pepper_is_minted_once_and_is_32_bytes_that_only_we_can_read(tmp_path: Path) -> None:
+    pepper = data_dirs.key_pepper(tmp_path)
+
+    assert len(bytes.fromhex(pepper)) == 32
+    assert data_dirs.key_pepper(tmp_path) == pepper
+    assert stat.S_IMODE((tmp_path / "secrets.env").stat().st_mode) == 0o600
+
+
+def test_an_env_file_is_replaced_whole_and_stays_private(tmp_path: Path) -> None:
+    path = tmp_path / "some.env"
+    path.write_text("OLD=1\n")
+    path.chmod(0o644)
+
+    write_env_file(path, {"NEW": "2"})
+
+    assert read_env_file(path) == {"NEW": "2"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["some.env"]
+
+
+def test_a_shell_reads_the_same_values_as_we_do(tmp_path: Path) -> None:
+    values = {"A": "x?y=1&z=2", "B": "it's $HOME", "C": "", "D": "a=b #c"}
+    path = tmp_path / "some.env"
+    write_env_file(path, values)
+
+    assert read_env_file(path) == values
+    script = f'. {path}; printf "%s\\n" "$A" "$B" "$C" "$D"'
+    shell = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
+    assert shell.stdout.splitlines() == list(values.values())
+
+
+def test_a_setting_comes_from_the_environment_before_the_running_serves_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_env_file(tmp_path / SERVERS_FILE, {KEY_PEPPER: "from the file"})
+    monkeypatch.delenv(KEY_PEPPER, raising=False)
+    assert setting(KEY_PEPPER, tmp_path) == "from the file"
+
+    monkeypatch.setenv(KEY_PEPPER, "from outside")
+    assert setting(KEY_PEPPER, tmp_path) == "from outside"
+
+
+def test_a_missing_setting_is_named_with_the_ways_to_give_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+
+    with pytest.raises(SettingMissing, match=r"(?s)DATABASE_URL.*--data-dir"):
+        setting("DATABASE_URL", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("redis_url", "broker_url"),
+    [
+        ("redis://cache:6379/0", "redis://cache:6379/1"),
+        ("redis://:secret@cache:6379", "redis://:secret@cache:6379/1"),
+        (
+            "rediss://u:p@cache:6380/0?ssl_cert_reqs=required",
+            "rediss://u:p@cache:6380/1?ssl_cert_reqs=required",
+        ),
+        ("unix:///run/valkey.sock?db=0", "redis+socket:///run/valkey.sock?virtual_host=1"),
+    ],
+)
+def test_the_broker_is_database_one_of_the_same_server(redis_url: str, broker_url: str) -> None:
+    assert broker_beside(redis_url) == broker_url

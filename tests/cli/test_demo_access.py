@@ -1,0 +1,90 @@
+"""The demo tenant's keys, and administration from the command line, on a real database."""
+
+import stat
+import subprocess
+from pathlib import Path
+
+from cli.demo_access import DEMO_FILE, DemoAccess, grant_demo_access
+from cli.env_file import read_env_file
+from cli.processes import headrace
+from control.database.connection import connect, connect_async
+from control.identity.keys import list_keys, revoke_key
+
+PEPPER = bytes(range(32))
+
+
+async def grant(database_url: str, data_dir: Path, port: int) -> DemoAccess:
+    engine = connect_async(database_url, "test", pool_size=1)
+    try:
+        async with engine.connect() as connection:
+            origin = f"http://127.0.0.1:{port}/v1"
+            return await grant_demo_access(connection, PEPPER, data_dir, origin)
+    finally:
+        await engine.dispose()
+
+
+async def test_a_second_start_reuses_the_keys_and_refreshes_the_url(
+    fresh_database_url: str, tmp_path: Path
+) -> None:
+    first = await grant(fresh_database_url, tmp_path, 8000)
+    second = await grant(fresh_database_url, tmp_path, 9000)
+
+    assert (second.api_key, second.admin_key) == (first.api_key, first.admin_key)
+    assert first.api_key != first.admin_key
+    assert read_env_file(tmp_path / DEMO_FILE) == {
+        "HEADRACE_BASE_URL": "http://127.0.0.1:9000/v1",
+        "HEADRACE_API_KEY": first.api_key,
+        "HEADRACE_ADMIN_KEY": first.admin_key,
+    }
+    assert stat.S_IMODE((tmp_path / DEMO_FILE).stat().st_mode) == 0o600
+
+
+async def test_a_key_that_is_no_longer_valid_is_minted_anew_and_the_other_kept(
+    fresh_database_url: str, tmp_path: Path
+) -> None:
+    first = await grant(fresh_database_url, tmp_path, 8000)
+    engine = connect(fresh_database_url, "test", pool_size=1)
+    with engine.begin() as connection:
+        (inference,) = (key for key in list_keys(connection) if "inference" in key.scopes)
+        assert revoke_key(connection, inference.key_id)
+    engine.dispose()
+
+    second = await grant(fresh_database_url, tmp_path, 8000)
+
+    assert second.api_key != first.api_key
+    assert second.admin_key == first.admin_key
+
+
+def test_tenants_and_keys_are_made_listed_and_revoked(
+    fresh_database_url: str, tmp_path: Path
+) -> None:
+    def admin(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*headrace("admin", *arguments), "--data-dir", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"DATABASE_URL": fresh_database_url, "HEADRACE_KEY_PEPPER": PEPPER.hex()},
+        )
+
+    tenant_id = admin("tenant", "create", "acme").stdout.strip()
+    assert tenant_id in admin("tenant", "list").stdout
+    taken = admin("tenant", "create", "acme")
+    assert taken.returncode == 1
+    assert "acme" in taken.stderr
+    assert "Traceback" not in taken.stderr
+
+    secret = admin("key", "create", tenant_id, "--scope", "batch", "--scope", "usage").stdout
+    assert secret.startswith("hr-")
+    assert secret.count("\n") == 1
+    listed = admin("key", "list", "--tenant", tenant_id).stdout
+    key_id, owner, _, scopes, _, revoked = listed.rstrip("\n").split("\t")
+    assert (owner, scopes, revoked) == (tenant_id, "batch, usage", "")
+    assert secret.strip() not in listed
+
+    assert admin("key", "revoke", key_id).returncode == 0
+    assert admin("key", "revoke", key_id).returncode == 1
+    unknown = admin("key", "create", tenant_id, "--scope", "everything")
+    assert unknown.returncode == 2
+    assert "everything" in unknown.stderr
+    assert "Traceback" not in unknown.stderr
