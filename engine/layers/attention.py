@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.reference.paged_attention import (
     attend_chunk,
     attend_decode,
+    causal_mask,
     gather_kv,
     gather_rows,
     write_kv,
@@ -52,12 +53,11 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of rows first .. first + count - 1 at positions from `start`."""
+    """A run of one sequence's rows, the cache rows to collect, and who sees what of them."""
 
-    first: int
-    count: int
-    start: int
+    rows: slice
     cache_rows: Tensor
+    visible: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,9 @@ class AttentionBatch:
         for group in self.groups:
             out[group.rows] = self._attend_group(group, query[group.rows], cache, scale)
         for chunk in self.chunks:
-            rows = slice(chunk.first, chunk.first + chunk.count)
             context = gather_kv(cache, chunk.cache_rows, self.shape.block_size)
             context = context.view(2, self.shape.num_kv_heads, -1, self.shape.head_dim)
-            out[rows] = attend_chunk(query[rows], context, chunk.start, scale)
+            out[chunk.rows] = attend_chunk(query[chunk.rows], context, chunk.visible, scale)
         return out
 
     def _attend_group(
@@ -105,7 +104,8 @@ def attention_batch(spans: list[Span], shape: CacheShape, dtype: torch.dtype) ->
             rows = gather_rows(
                 torch.tensor([span.block_table]), shape.num_kv_heads, shape.num_blocks
             )
-            chunks.append(Chunk(first, span.count, span.start, rows))
+            visible = causal_mask(span.start, span.count)
+            chunks.append(Chunk(slice(first, first + span.count), rows, visible))
     groups = tuple(_decode_group(members, shape, dtype) for members in decodes.values())
     return AttentionBatch(shape, torch.tensor(slots), groups, tuple(chunks))
 

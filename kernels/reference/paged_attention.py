@@ -52,18 +52,17 @@ def attend_decode(query: Tensor, context: Tensor, bias: Tensor, scale: float) ->
     return torch.bmm(scores.softmax(dim=-1), values).view(sequences, heads, head_dim)
 
 
-def attend_chunk(query: Tensor, context: Tensor, start: int, scale: float) -> Tensor:
+def attend_chunk(query: Tensor, context: Tensor, visible: Tensor, scale: float) -> Tensor:
     """A run of one sequence's tokens, each against everything up to itself.
 
-    query [tokens, heads, head_dim] stands at positions start .. start + tokens - 1; context
-    is [2, kv_heads, length, head_dim] with length >= start + tokens, already containing
-    the run's own keys. Returns [tokens, heads, head_dim].
+    query [tokens, heads, head_dim]; context [2, kv_heads, >= length, head_dim], already
+    containing the run's own keys; visible [tokens, length] says which query sees which place.
+    Returns [tokens, heads, head_dim].
     """
     tokens, heads, head_dim = query.shape
-    keys, values = context[:, :, : start + tokens]
+    keys, values = context[:, :, : visible.shape[1]]
     kv_heads = keys.shape[0]
     groups = heads // kv_heads
-    visible = torch.ones(tokens, start + tokens, dtype=torch.bool).tril(start)
     out = functional.scaled_dot_product_attention(
         query.transpose(0, 1).reshape(kv_heads, groups, tokens, head_dim),
         keys.unsqueeze(1).expand(-1, groups, -1, -1),
@@ -72,3 +71,8 @@ def attend_chunk(query: Tensor, context: Tensor, start: int, scale: float) -> Te
         scale=scale,
     )
     return out.flatten(0, 1).transpose(0, 1)
+
+
+def causal_mask(start: int, count: int) -> Tensor:
+    """Which of the places 0 .. start + count - 1 the positions from `start` on may see."""
+    return torch.ones(count, start + count, dtype=torch.bool).tril(start)

@@ -115,9 +115,9 @@ def test_blocks_that_held_a_nan_do_not_harm_their_next_owner(poisoned: Path) -> 
     engine = small_engine(poisoned)
     engine.add(order("first", prompt, greedy(20)))
     expected = run_to_end(engine).token_ids["first", 0]
-    # More broken sequences than the cache has blocks: every block has held a NaN.
-    for i in range(150):
-        engine.add(order(f"bad-{i}", (POISON,) * 40, greedy(1)))
+    # More broken sequences than the cache has blocks: every block has held NaNs only.
+    for i in range(300):
+        engine.add(order(f"bad-{i}", (POISON,) * 16, greedy(1)))
     run_to_end(engine)
     engine.add(order("next", prompt, greedy(20)))
     assert run_to_end(engine).token_ids["next", 0] == expected

@@ -30,15 +30,16 @@ def names_of(runner: HashRunner, step: int) -> list[str]:
     return [sequence.request_id for sequence in runner.steps[step].sequences]
 
 
-def test_a_long_prompt_never_stalls_a_sequence_that_is_talking() -> None:
+def test_long_prompts_never_stall_a_sequence_that_is_talking() -> None:
     engine, runner = build()
-    engine.add(order("talker", (1, 2), ENDLESS))
+    engine.add(order("talker", (1, 2), ENDLESS, priority_class=BATCH))
     engine.step()
-    engine.add(order("long", tuple(range(1, 40)), greedy(1)))
+    for i in range(3):
+        engine.add(order(f"long-{i}", tuple(range(1, 40)), greedy(1)))
     run_to_end(engine)
     talking = [step for step in range(len(runner.steps)) if "talker" in names_of(runner, step)]
     assert talking == list(range(20))
-    assert "long" in names_of(runner, 1)
+    assert "long-0" in names_of(runner, 1)
 
 
 def test_no_step_exceeds_the_token_budget_and_no_sequence_its_chunk() -> None:
@@ -58,6 +59,33 @@ def test_interactive_requests_are_computed_before_batch_ones() -> None:
     engine.step()
     assert names_of(runner, 0)[0] == "interactive"
     assert engine.stats().running == 3
+
+
+def test_an_interactive_prompt_passes_a_batch_prompt_that_is_half_computed() -> None:
+    engine, runner = build()
+    engine.add(order("batch", tuple(range(1, 40)), greedy(2), priority_class=BATCH))
+    engine.step()
+    engine.add(order("interactive", tuple(range(1, 30)), greedy(2)))
+    engine.step()
+    first, second = runner.steps[1].sequences
+    assert (first.request_id, len(first.token_ids)) == ("interactive", 8)
+    assert (second.request_id, len(second.token_ids)) == ("batch", 4)
+
+
+def test_no_token_is_computed_twice() -> None:
+    engine, runner = build()
+    for i in range(6):
+        engine.add(order(str(i), tuple(range(1, 20 + i)), ENDLESS))
+    run_to_end(engine)
+    positions = [
+        (sequence.request_id, position)
+        for work in runner.steps
+        for sequence in work.sequences
+        for position in range(sequence.start, sequence.end)
+    ]
+    assert len(positions) == len(set(positions))
+    # The token sampled last is never computed.
+    assert len(positions) == sum(19 + i + 20 - 1 for i in range(6))
 
 
 def test_a_request_that_does_not_fit_yet_is_not_overtaken() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.reference.paged_attention import (
     attend_chunk,
     attend_decode,
+    causal_mask,
     gather_kv,
     gather_rows,
     write_kv,
@@ -112,7 +113,7 @@ def test_chunk_attention_is_causal_at_any_offset(start: int, count: int) -> None
     query = torch.randn(count, HEADS, HEAD_DIM)
     rows = gather_rows(torch.tensor([table]), KV_HEADS, NUM_BLOCKS)
     context = gather_kv(cache, rows, BLOCK_SIZE).view(2, KV_HEADS, -1, HEAD_DIM)
-    out = attend_chunk(query, context, start, SCALE)
+    out = attend_chunk(query, context, causal_mask(start, count), SCALE)
     for i in range(count):
         expected = dense_attention(query[i], keys, values, start + i)
         torch.testing.assert_close(out[i], expected, rtol=1e-4, atol=1e-4)
