@@ -6,7 +6,7 @@ reservation that maintenance expires, never a request that runs unseen.
 
 import redis.asyncio
 from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from control.admission.reservation import Reservation, give_back, hold
@@ -37,12 +37,11 @@ class Admission:
     async def accept(self, reservation: Reservation, request: GenerationRequest) -> None:
         """Hold the reservation and queue the request, or raise and leave neither.
 
-        Raises Overloaded when the queue is full and StoreUnavailable when a store is away. A
-        request id that is queued already (a batch line claimed twice) is accepted once.
+        Raises Overloaded when the queue is full and StoreUnavailable when a store is away. The
+        request id must be new: one that was accepted before is followed, not accepted again.
         """
         try:
-            async with self._database.begin() as connection:
-                await hold(connection, reservation)
+            await self._hold(reservation)
         except (SQLAlchemyError, OSError) as error:
             raise StoreUnavailable(
                 "The ledger does not answer, so nothing is accepted. Try again shortly.",
@@ -63,6 +62,18 @@ class Admission:
                 f"Try again in {RETRY_AFTER_MS} ms.",
                 retry_after_ms=RETRY_AFTER_MS,
             )
+
+    async def _hold(self, reservation: Reservation) -> None:
+        """Write the row in one round trip; again if the connection turns out to be a dead one."""
+        for is_last_try in (False, True):
+            try:
+                async with self._database.connect() as connection:
+                    await connection.execution_options(isolation_level="AUTOCOMMIT")
+                    await hold(connection, reservation)
+                    return
+            except DBAPIError as error:
+                if is_last_try or not error.connection_invalidated:
+                    raise
 
     async def _enqueue(self, reservation: Reservation, request: GenerationRequest) -> bytes:
         entry = QueueEntry(

@@ -35,6 +35,7 @@ _INSERT = text(
     VALUES (:created_at, :request_id, :tenant_id, :key_id, :model, :version,
             :weights_digest, :priority_class, :endpoint, :reserved_tokens,
             :prompt_tokens, CAST(:metadata AS jsonb))
+    ON CONFLICT DO NOTHING
     """
 )
 
@@ -48,7 +49,10 @@ _GIVE_BACK = text(
 
 
 async def hold(connection: AsyncConnection, reservation: Reservation) -> None:
-    """Write the reservation. It is held until it is settled, expired or given back."""
+    """Write the reservation. It is held until it is settled, expired or given back.
+
+    One statement, and harmless to repeat when its reply was lost.
+    """
     await connection.execute(
         _INSERT,
         {

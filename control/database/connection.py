@@ -36,17 +36,22 @@ def connect(database_url: str, process: str, pool_size: int = 4) -> Engine:
         max_overflow=0,
         pool_timeout=5,
         pool_pre_ping=True,
+        hide_parameters=True,
         connect_args=_connect_args(process),
     )
 
 
 def connect_async(database_url: str, process: str, pool_size: int = 8) -> AsyncEngine:
-    """An asynchronous engine for the gateway. Take a connection late and give it back early."""
+    """An asynchronous engine for an event loop. Take a connection late, give it back early.
+
+    Connections are not tried before use, which would cost a round trip each time: when one turns
+    out to be dead the whole pool is renewed, and what matters is tried again by its caller.
+    """
     return create_async_engine(
         driver_url(database_url),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=5,
-        pool_pre_ping=True,
+        hide_parameters=True,
         connect_args=_connect_args(process),
     )
