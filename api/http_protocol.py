@@ -45,6 +45,7 @@ class GatewayProtocol(HttpToolsProtocol):
     _is_in_headers = True
     _refusal = _MALFORMED
     _num_header_bytes = 0
+    _num_parsed_bytes = 0
     _num_window_bytes = 0
     _num_discarded_bytes = 0
 
@@ -83,12 +84,13 @@ class GatewayProtocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._is_in_headers = True
+        self._num_parsed_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header is complete."""
         super().on_header(name, value)
-        num_bytes = sum(len(n) + len(v) for n, v in self.headers) if len(value) > 512 else 0
-        if len(self.headers) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
+        self._num_parsed_bytes += len(name) + len(value)
+        if len(self.headers) > MAX_HEADERS or self._num_parsed_bytes > MAX_HEADER_BYTES:
             self._refusal = _TOO_LARGE
             raise HeadersTooLarge
 

@@ -126,7 +126,7 @@ def start_gateway(
         yield start
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def http(live: LiveGateway, served: Served) -> Iterator[httpx.Client]:
     """A client with a key."""
     headers = {"authorization": f"Bearer {served.key}"}
@@ -135,7 +135,7 @@ def http(live: LiveGateway, served: Served) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def sdk(live: LiveGateway, served: Served) -> Iterator[openai.OpenAI]:
     """The official client, without retries of its own."""
     with openai.OpenAI(base_url=live.url, api_key=served.key, max_retries=0, timeout=30) as client:
