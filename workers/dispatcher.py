@@ -39,6 +39,7 @@ IDLE_BLOCK_MS = 250
 BUSY_BLOCK_MS = 10
 READ_COUNT = 256
 SWEEP_EVERY_S = 1.0
+SNAPSHOT_LIFE_S = 0.25
 RETRY_S = 0.2
 REGISTRY_POLL_S = 1.0
 
@@ -62,6 +63,8 @@ class Dispatcher:
         self._waiting = WaitingRequests()
         self._last_read: dict[bytes | str | memoryview, bytes | str | int | memoryview] = {}
         self._orders: dict[str, list[tuple[tuple[int, int], QueueEntry]]] = {}
+        self._snapshots: dict[str, ReplicaSnapshot] = {}
+        self._snapshots_at = -SNAPSHOT_LIFE_S
         self._sweep = Sweep(client, database, self._keys, self._token)
         self._swept_at = -SWEEP_EVERY_S
 
@@ -129,16 +132,30 @@ class Dispatcher:
             )
 
     def _place_all(self) -> None:
-        snapshots, _ = read_snapshots(self._client, self._keys)
-        since = self._load_since(snapshots)
+        """Place from the head on until one does not fit, even by the newest snapshots."""
         while (entry := self._waiting.head()) is not None:
-            placement = place(entry, snapshots.values(), since)
+            is_fresh = self._refresh_snapshots(SNAPSHOT_LIFE_S)
+            placement = self._place(entry)
+            if placement is None and not is_fresh:
+                self._refresh_snapshots(0.0)
+                placement = self._place(entry)
             if placement is None or not self._assign(entry, placement):
                 return
-            load = since.get(placement.replica_id, Load())
-            since[placement.replica_id] = Load(
-                load.kv_tokens + entry.max_kv_tokens, load.num_sequences + entry.num_sequences
-            )
+
+    def _place(self, entry: QueueEntry) -> Placement | None:
+        return place(entry, self._snapshots.values(), self._load_since())
+
+    def _refresh_snapshots(self, life_s: float) -> bool:
+        """Read the snapshots unless those at hand are younger than `life_s`. True if it did.
+
+        An older snapshot is never wrong about room: what was assigned since is subtracted.
+        """
+        now = time.monotonic()
+        if now - self._snapshots_at < life_s:
+            return False
+        self._snapshots, _ = read_snapshots(self._client, self._keys)
+        self._snapshots_at = now
+        return True
 
     def _assign(self, entry: QueueEntry, placement: Placement) -> bool:
         """Give the head of the queue away. False if nothing more can be placed now."""
@@ -155,10 +172,10 @@ class Dispatcher:
             orders.append((_order(reply[2].decode()), entry))
         return True
 
-    def _load_since(self, snapshots: dict[str, ReplicaSnapshot]) -> dict[str, Load]:
+    def _load_since(self) -> dict[str, Load]:
         """What each replica was given after the snapshot that it last sent."""
         loads = {}
-        for replica_id, snapshot in snapshots.items():
+        for replica_id, snapshot in self._snapshots.items():
             counted = _order(snapshot.last_order)
             orders = [o for o in self._orders.get(replica_id, []) if o[0] > counted]
             self._orders[replica_id] = orders

@@ -8,6 +8,7 @@ or later is first fenced in PostgreSQL, and starts from what its log says was de
 import logging
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -46,7 +47,8 @@ RETRY_S = 0.1
 MAX_DEAD_LETTERS = 1000
 
 Field = bytes | bytearray | memoryview | str | int | float
-InboxReply = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
+InboxEntries = list[tuple[bytes, dict[bytes, bytes]]]
+InboxReply = list[tuple[bytes, InboxEntries]]
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +83,16 @@ class Inbox:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Take no more orders."""
+        """Take no more orders, and hand back those that nobody has taken."""
         self._is_closed.set()
         self._thread.join(READ_BLOCK_MS / 1000 + 5)
+        name = self._keys.inbox(self._identity.replica_id)
+        left = retry_until_done(partial(self._client.xrange, name), RedisError)
+        for _, fields in cast(InboxEntries, left):
+            with suppress(UnreadableMessage):
+                message = read_inbox_message(fields)
+                if isinstance(message, Assignment):
+                    self._hand_back(message, failures=0)
 
     def _run(self) -> None:
         inbox, last = self._keys.inbox(self._identity.replica_id), b"0"

@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Owns the publishing thread of a replica."""
+    """Owns the publishing thread of a replica.
+
+    `freed` is set whenever a request has left the table, so that its room can be announced.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class Publisher:
         self._abandoned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self.tokens_total = 0
-        self.progressed = threading.Event()
+        self.freed = threading.Event()
 
     def start(self) -> None:
         """Begin publishing."""
@@ -74,7 +77,6 @@ class Publisher:
             if updates is None:
                 return
             self._publish(updates, time.monotonic())
-            self.progressed.set()
 
     def _publish(self, updates: list[SequenceUpdate], now: float) -> None:
         said: dict[str, list[GenerationDelta]] = {}
@@ -128,6 +130,7 @@ class Publisher:
 
     def _close(self, request_id: str, delivery: Delivery) -> None:
         self._table.remove(request_id)
+        self.freed.set()
         if request_id in self._abandoned:
             self._abandoned.discard(request_id)
         else:

@@ -47,7 +47,7 @@ from workers.scripted_model import is_scripted
 from workers.settings import ReplicaSettings
 from workers.settler import Settler
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 0.25
 LEAST_HEARTBEAT_S = 0.02
 STOP_LIMIT_S = 10.0
 SETTLE_LIMIT_S = 30.0
@@ -88,8 +88,8 @@ class Replica:
         while not stop.is_set():
             self._beat()
             self._check_parts()
-            self._publisher.progressed.wait(HEARTBEAT_S)
-            self._publisher.progressed.clear()
+            self._publisher.freed.wait(HEARTBEAT_S)
+            self._publisher.freed.clear()
             stop.wait(LEAST_HEARTBEAT_S)
         self._drain(drain_s)
 

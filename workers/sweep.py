@@ -45,10 +45,10 @@ class Sweep:
     def run(self) -> None:
         """One round."""
         open_requests = self._read_open()
-        _, silent = read_snapshots(self._client, self._keys)
+        living, silent = read_snapshots(self._client, self._keys)
         followers = self._living_followers(open_requests)
         for request in open_requests:
-            if request.replica_id in silent:
+            if request.replica_id and request.replica_id not in living:
                 self._take_from_dead(request)
             elif request.ending and not request.replica_id and not request.is_queued:
                 self._end(request, request.ending)
