@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from cli.errors import CommandFailed
-from cli.settings import DATABASE_URL, KEY_PEPPER, default_data_dir, setting
+from cli.settings import DATABASE_URL, KEY_PEPPER, default_data_dir, pepper_bytes, setting
 from cli.table import print_table
 from control.database.connection import connect
 from control.identity.keys import SCOPES, create_key, list_keys, revoke_key
@@ -64,7 +64,7 @@ def key_create(
     scopes = frozenset(scope or ["inference"])
     if unknown := sorted(scopes.difference(SCOPES)):
         raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(SCOPES)}.")
-    pepper = bytes.fromhex(setting(KEY_PEPPER, data_dir))
+    pepper = pepper_bytes(setting(KEY_PEPPER, data_dir))
     with _transaction(data_dir) as connection:
         record, secret = create_key(connection, pepper, tenant_id, scopes)
     typer.echo(f"{record.key_id} ({', '.join(sorted(record.scopes))})", err=True)

@@ -24,7 +24,7 @@ class Progress:
         began_at = self._clock()
         with self._console.status(name):
             yield
-        self.say(f"{name}: done in {self._clock() - began_at:.1f} s.")
+        self.say(f"{name}: ready in {self._clock() - began_at:.1f} s.")
 
     def say(self, text: str) -> None:
         """One line."""

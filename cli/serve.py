@@ -15,7 +15,6 @@ import redis.exceptions
 from sqlalchemy.exc import OperationalError
 
 from cli import data_dir as data_dirs
-from cli.child import ChildSpec
 from cli.demo_access import DEMO_FILE, DemoAccess, grant_demo_access
 from cli.embedded_postgres import prepare_postgres
 from cli.embedded_valkey import prepare_valkey
@@ -28,7 +27,14 @@ from cli.ready_block import ready_block
 from cli.restart_policy import RestartPolicy
 from cli.runtime_folder import make_runtime_folder, remove_runtime_folder
 from cli.served_model import find_model
-from cli.settings import SERVERS_FILE, Servers, ServeSettings, broker_beside, child_environment
+from cli.settings import (
+    SERVERS_FILE,
+    Servers,
+    ServeSettings,
+    broker_beside,
+    child_environment,
+    pepper_bytes,
+)
 from cli.supervisor import Supervisor, drain_on_signals
 from cli.system_user import database_user
 from control.database.connection import connect_async
@@ -90,7 +96,8 @@ async def _start(
     environment = child_environment(servers, service)
     fleet = Fleet(model.model, options.num_replicas, options.address)
     for spec in process_specs(environment, servers.redis_url, fleet):
-        await _start_child(supervisor, spec, progress)
+        with progress.step(spec.name):
+            await supervisor.add(spec)
     progress.show(ready_block(access, model.model, str(options.data_dir / DEMO_FILE)))
 
 
@@ -106,13 +113,15 @@ async def _start_servers(
         settings.broker_url,
     )
     if database_url is None:
-        postgres = await prepare_postgres(data_dir, runtime, user, settings.cluster_home)
-        await _start_child(supervisor, postgres.child(), progress)
-        await postgres.create_database()
+        with progress.step("PostgreSQL"):
+            postgres = await prepare_postgres(data_dir, runtime, user, settings.cluster_home)
+            await supervisor.add(postgres.child())
+            await postgres.create_database()
         database_url = postgres.url
     if redis_url is None:
-        valkey = prepare_valkey(data_dir, runtime)
-        await _start_child(supervisor, valkey.child(), progress)
+        with progress.step("Valkey"):
+            valkey = prepare_valkey(data_dir, runtime)
+            await supervisor.add(valkey.child())
         redis_url, broker_url = valkey.url, broker_url or valkey.broker_url
     else:
         await _check_redis(redis_url)
@@ -144,11 +153,6 @@ async def _bring_schema_up_to_date(database_url: str) -> None:
         raise CommandFailed(f"The database does not answer: {error.orig}") from error
 
 
-async def _start_child(supervisor: Supervisor, spec: ChildSpec, progress: Progress) -> None:
-    with progress.step(spec.name):
-        await supervisor.add(spec)
-
-
 async def _register(servers: Servers, model: ModelVersion, options: ServeOptions) -> DemoAccess:
     engine = connect_async(servers.database_url, "serve", pool_size=1)
     try:
@@ -157,7 +161,7 @@ async def _register(servers: Servers, model: ModelVersion, options: ServeOptions
         async with engine.connect() as connection:
             return await grant_demo_access(
                 connection,
-                bytes.fromhex(servers.key_pepper),
+                pepper_bytes(servers.key_pepper),
                 options.data_dir,
                 f"{options.address.origin}/v1",
             )

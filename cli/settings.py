@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from cli.env_file import read_env_file
 from cli.errors import CommandFailed
+from control.identity.keys import MIN_PEPPER_BYTES
 
 SERVERS_FILE = "serve.env"
 DATABASE_URL = "DATABASE_URL"
@@ -25,7 +26,7 @@ TEST_BUILD = "HEADRACE_TEST_BUILD"
 
 
 class SettingMissing(CommandFailed):
-    """A command needs a variable that is neither set nor written beside a running service."""
+    """A variable that a command needs is absent or unusable."""
 
 
 def default_data_dir() -> Path:
@@ -54,7 +55,7 @@ class ServeSettings:
             redis_url=given.get(REDIS_URL),
             broker_url=given.get(BROKER_URL),
             key_pepper=given.get(KEY_PEPPER),
-            weight_store=Path(given[WEIGHT_STORE]) if WEIGHT_STORE in given else None,
+            weight_store=Path(given[WEIGHT_STORE]).absolute() if WEIGHT_STORE in given else None,
             cluster_home=Path(given.get(CLUSTER_HOME, "/var/lib/headrace")),
             is_test_build=given.get(TEST_BUILD) == "1",
         )
@@ -90,6 +91,20 @@ def broker_beside(redis_url: str) -> str:
     if parts.scheme == "unix":
         return f"redis+socket://{parts.path}?virtual_host=1"
     return urlunsplit(parts._replace(path="/1"))
+
+
+def pepper_bytes(key_pepper: str) -> bytes:
+    """The pepper itself. Raises SettingMissing, without its value, if it is none."""
+    try:
+        pepper = bytes.fromhex(key_pepper)
+    except ValueError:
+        pepper = b""
+    if len(pepper) < MIN_PEPPER_BYTES:
+        raise SettingMissing(
+            f"{KEY_PEPPER} must hold {MIN_PEPPER_BYTES} bytes or more in hexadecimal "
+            "(openssl rand -hex 32 makes them)."
+        )
+    return pepper
 
 
 def setting(name: str, data_dir: Path) -> str:

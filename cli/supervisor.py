@@ -83,6 +83,8 @@ class Supervisor:
             assert child.run is not None
             started_at = loop.time()
             reason = f"ended with {describe_status(await child.run.wait())}"
+            if last_line := child.run.last_lines().rpartition("\n")[2]:
+                reason += f" ({last_line})"
             failures = self._policy.failures_after(failures, loop.time() - started_at)
             while not await self._restart(child, reason, self._policy.delay_s(failures)):
                 reason = "did not start again"

@@ -9,7 +9,14 @@ import pytest
 from cli import data_dir as data_dirs
 from cli.data_dir import DataDirInUse
 from cli.env_file import read_env_file, write_env_file
-from cli.settings import KEY_PEPPER, SERVERS_FILE, SettingMissing, broker_beside, setting
+from cli.settings import (
+    KEY_PEPPER,
+    SERVERS_FILE,
+    SettingMissing,
+    broker_beside,
+    pepper_bytes,
+    setting,
+)
 
 
 def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
@@ -80,6 +87,13 @@ def test_a_missing_setting_is_named_with_the_ways_to_give_it(
 
     with pytest.raises(SettingMissing, match=r"(?s)DATABASE_URL.*--data-dir"):
         setting("DATABASE_URL", tmp_path)
+
+
+@pytest.mark.parametrize("pepper", ["", "abc", "ab" * 31, "zz" * 32])
+def test_a_pepper_that_is_none_is_refused_without_being_shown(pepper: str) -> None:
+    with pytest.raises(SettingMissing, match=KEY_PEPPER) as refusal:
+        pepper_bytes(pepper)
+    assert not pepper or pepper not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
