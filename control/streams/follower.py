@@ -69,7 +69,9 @@ class Subscription:
         if self.is_lagging and self._deltas.empty():
             raise FollowerLag("The stream was read too slowly and was cancelled.")
         try:
-            return await asyncio.wait_for(self._deltas.get(), timeout_s)
+            # Not wait_for: before Python 3.12 it loses a cancellation that meets a delta.
+            async with asyncio.timeout(timeout_s):
+                return await self._deltas.get()
         except TimeoutError:
             return None
 

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from api.settings import GatewaySettings
 from control.database.connection import connect as connect_database
@@ -53,6 +53,21 @@ class Served:
                 owner = create_tenant(connection, tenant).tenant_id
             record, key = create_key(connection, PEPPER, owner, frozenset(scopes))
         return record.key_id, key
+
+    def register(self, suffix: str) -> str:
+        """Another name for the same weights, which nobody serves."""
+        name = f"{self.model}-{suffix}"
+        with self.database.begin() as connection:
+            register_version(connection, replace(self.version, model=name))
+        return name
+
+    def count_rows(self, model: str) -> int:
+        """How many requests for the model the ledger knows."""
+        with self.database.connect() as connection:
+            count: int = connection.execute(
+                text("SELECT count(*) FROM requests WHERE model = :model"), {"model": model}
+            ).scalar_one()
+            return count
 
 
 @pytest.fixture(scope="package")

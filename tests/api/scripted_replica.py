@@ -105,7 +105,7 @@ class ScriptedReplica:
         self._keys = ModelKeys(model)
         self._digest = weights_digest
         self._stop = threading.Event()
-        self._started = threading.Condition()
+        self.changed = threading.Condition()
         self._threads = [
             threading.Thread(target=work, daemon=True)
             for work in (self._take, self._listen, self._report)
@@ -127,8 +127,8 @@ class ScriptedReplica:
 
     def latest(self) -> Run:
         """The run that began last; waits for one."""
-        with self._started:
-            assert self._started.wait_for(lambda: bool(self.runs), 10)
+        with self.changed:
+            assert self.changed.wait_for(lambda: bool(self.runs), 10)
             return next(reversed(self.runs.values()))
 
     def forget(self) -> None:
@@ -148,9 +148,9 @@ class ScriptedReplica:
                     continue
                 assert isinstance(packed, bytes)
                 run = Run(unpack_request(packed))
-                with self._started:
+                with self.changed:
                     self.runs[entry.request_id] = run
-                    self._started.notify_all()
+                    self.changed.notify_all()
                 threading.Thread(target=self._play, args=(run, reply[1]), daemon=True).start()
 
     def _listen(self) -> None:

@@ -1,0 +1,240 @@
+"""Keys over HTTP: what is no key, whose key it is, and what it may do."""
+
+import secrets
+from collections.abc import Callable
+
+import httpx
+import pytest
+from sqlalchemy import event
+
+from api.authentication import MAX_FAILURES, Authenticator, FailureLimiter
+from control.database.connection import connect_async
+from control.errors import AuthenticationFailed, StoreUnavailable, TooManyFailures
+from control.identity.keys import create_key, revoke_key
+from tests.api.conftest import Served
+from tests.api.live_gateway import PEPPER, LiveGateway
+from tests.api.raw_http import exchange, request
+
+
+class Clock:
+    """A clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _scope(authorization: str, source: str = "10.0.0.1") -> dict[str, object]:
+    return {"headers": [(b"authorization", authorization.encode())], "client": (source, 1)}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"",
+        b"Authorization: \r\n",
+        b"Authorization: Bearer\r\n",
+        b"Authorization: Bearer \r\n",
+        b"Authorization: bearer KEY\r\n",
+        b"Authorization: BEARER KEY\r\n",
+        b"Authorization: KEY\r\n",
+        b"Authorization: Basic KEY\r\n",
+        b"Authorization: Bearer Bearer KEY\r\n",
+        b"Authorization: Bearer  KEY\r\n",
+        b"Authorization: Bearer KEY, Bearer KEY\r\n",
+        b"Authorization: Bearer KEY\r\nAuthorization: Bearer KEY\r\n",
+        b"Authorization: Bearer hr-\xff\xfe\r\n",
+        b"Authorization: Bearer hr-' OR 1=1 --\r\n",
+        b"Authorization: Bearer hr-" + b"x" * 20_000 + b"\r\n",
+        b"x-api_key: KEY\r\n",
+        b"x_authorization: Bearer KEY\r\n",
+        b"Authorization_: Bearer KEY\r\n",
+    ],
+)
+def test_what_is_not_exactly_one_bearer_key_is_refused(
+    live: LiveGateway, served: Served, headers: bytes
+) -> None:
+    lines = headers.replace(b"KEY", served.key.encode())
+    head = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n"
+    status, answer = exchange(live.port, head)
+    assert status == 401, answer
+    assert b'"type":"authentication_error"' in answer
+    assert served.key.encode() not in answer
+
+
+def test_a_megabyte_of_bearer_and_a_nul_are_refused_too(live: LiveGateway) -> None:
+    for value, expected in (("hr-" + "x" * 1_000_000, 431), ("hr-\0", 400)):
+        headers = {"Authorization": f"Bearer {value}"}
+        status, _ = exchange(live.port, request("/v1/models", method="GET", headers=headers))
+        assert status == expected
+
+
+def test_malformed_keys_cost_no_query(live: LiveGateway) -> None:
+    queries: list[str] = []
+    engine = live.gateway.database.sync_engine
+
+    def note(*arguments: object) -> None:
+        queries.append(str(arguments[2]))
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        for key in ("sk-123", "hr-" + "x" * 200, "hr-é", "hr"):
+            headers = {"authorization": f"Bearer {key}".encode()}
+            answer = httpx.get(f"{live.url}/models", headers=headers)
+            assert answer.status_code == 401
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    assert not [query for query in queries if "api_keys" in query]
+
+
+def test_keys_that_begin_alike_are_different_keys(live: LiveGateway, served: Served) -> None:
+    almost = served.key[:-1] + ("a" if served.key[-1] != "a" else "b")
+    for _ in range(2):
+        assert _models(live, served.key).status_code == 200
+        assert _models(live, almost).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("scopes", "status"),
+    [(("inference",), 200), (("inference", "batch"), 200), (("batch",), 403), (("admin",), 403)],
+)
+def test_a_key_may_do_what_its_scopes_say(
+    live: LiveGateway, served: Served, scopes: tuple[str, ...], status: int
+) -> None:
+    _, key = served.new_key(*scopes)
+    answer = _models(live, key)
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["type"] == "permission_error"
+
+
+async def test_a_key_is_remembered_for_seconds_and_no_longer(
+    database_url: str, served: Served
+) -> None:
+    key_id, key = served.new_key("inference")
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    caller = await authenticator.authenticate(_scope(f"Bearer {key}"))
+    assert (caller.tenant_id, caller.key_id) == (served.tenant_id, key_id)
+    with served.database.begin() as connection:
+        assert revoke_key(connection, key_id)
+    clock.now += 3.9
+    await authenticator.authenticate(_scope(f"Bearer {key}"))
+    clock.now += 1.0
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(_scope(f"Bearer {key}"))
+    await database.dispose()
+
+
+async def test_a_key_works_soon_after_it_was_made_though_it_was_tried_before(
+    database_url: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    token = secrets.token_urlsafe(32)
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(_scope(f"Bearer hr-{token}"))
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda _: token)
+    with served.database.begin() as connection:
+        _, key = create_key(connection, PEPPER, served.tenant_id, frozenset({"inference"}))
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(_scope(f"Bearer {key}"))
+    clock.now += 5
+    await authenticator.authenticate(_scope(f"Bearer {key}"))
+    await database.dispose()
+
+
+async def test_a_source_of_many_unknown_keys_is_refused_without_queries(
+    database_url: str, served: Served
+) -> None:
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    await authenticator.authenticate(_scope(f"Bearer {served.key}"))
+    queries: list[object] = []
+    event.listen(
+        database.sync_engine, "before_cursor_execute", lambda *arguments: queries.append(arguments)
+    )
+    refusals = {AuthenticationFailed: 0, TooManyFailures: 0}
+    for number in range(1000):
+        with pytest.raises((AuthenticationFailed, TooManyFailures)) as caught:
+            await authenticator.authenticate(_scope(f"Bearer hr-{number}"))
+        refusals[caught.type] += 1
+    assert refusals == {AuthenticationFailed: MAX_FAILURES, TooManyFailures: 1000 - MAX_FAILURES}
+    assert len(queries) == MAX_FAILURES
+    # A key that is known passes from there, and strangers from elsewhere are heard.
+    await authenticator.authenticate(_scope(f"Bearer {served.key}"))
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(_scope("Bearer hr-x", source="10.0.0.2"))
+    clock.now += 1
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(_scope("Bearer hr-y"))
+    await database.dispose()
+
+
+def test_the_wait_that_is_told_is_long_enough() -> None:
+    clock = Clock()
+    limiter = FailureLimiter(clock)
+    for _ in range(MAX_FAILURES):
+        limiter.check("a")
+        limiter.note("a")
+    with pytest.raises(TooManyFailures) as caught:
+        limiter.check("a")
+    assert caught.value.retry_after_ms is not None
+    clock.now += caught.value.retry_after_ms / 1000
+    limiter.check("a")
+
+
+async def test_without_a_database_known_keys_pass_and_others_wait(
+    database_url: str, served: Served
+) -> None:
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    await authenticator.authenticate(_scope(f"Bearer {served.key}"))
+    authenticator._database = connect_async("postgresql://x@127.0.0.1:1/x", "test")
+    await authenticator.authenticate(_scope(f"Bearer {served.key}"))
+    with pytest.raises(StoreUnavailable) as caught:
+        await authenticator.authenticate(_scope("Bearer hr-' OR '1'='1"))
+    assert caught.value.retry_after_ms == 1000
+    clock.now += 5
+    with pytest.raises(StoreUnavailable):
+        await authenticator.authenticate(_scope(f"Bearer {served.key}"))
+    await database.dispose()
+
+
+def test_a_gateway_that_lost_its_database_says_503_and_no_more(
+    start_gateway: Callable[..., LiveGateway], served: Served
+) -> None:
+    gateway = start_gateway()
+    away = connect_async("postgresql://secret@127.0.0.1:1/secret", "test")
+    for part in (gateway.gateway.authenticator, gateway.gateway.admission):
+        part._database = away  # type: ignore[attr-defined]  # both have one
+    answer = _models(gateway, served.key)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "service_unavailable_error"
+    assert answer.headers["retry-after"] == "1"
+    assert "secret" not in answer.text
+    assert "127.0.0.1" not in answer.text
+
+
+def test_a_failed_acceptance_says_503(
+    start_gateway: Callable[..., LiveGateway], served: Served
+) -> None:
+    gateway = start_gateway()
+    away = connect_async("postgresql://secret@127.0.0.1:1/secret", "test")
+    gateway.gateway.admission._database = away
+    headers = {"authorization": f"Bearer {served.key}"}
+    body = {"model": served.model, "prompt": "x", "stream": True}
+    answer = httpx.post(f"{gateway.url}/completions", json=body, headers=headers)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "server_is_overloaded"
+    assert "secret" not in answer.text
+
+
+def _models(live: LiveGateway, key: str) -> httpx.Response:
+    return httpx.get(f"{live.url}/models", headers={"authorization": f"Bearer {key}"}, timeout=30)
