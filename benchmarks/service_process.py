@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 60.0
@@ -36,15 +38,16 @@ def running_service(
     command = [sys.executable, "-m", "cli.main", "serve", "--host", host, "--port", str(port)]
     command += ["--data-dir", str(data_dir), "--model", model]
     environment = {**os.environ, "HEADRACE_TEST_BUILD": "1", **(settings or {})}  # noqa: TID251
-    process = subprocess.Popen(  # noqa: S603 - our own command
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    try:
-        _wait_until_ready(process, f"http://{host}:{port}/health/ready")
-        yield ServiceProcess(host, port, _demo_key(data_dir), process.pid)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(STOP_LIMIT_S)
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            command, env=environment, stdout=said, stderr=subprocess.STDOUT
+        )
+        try:
+            _wait_until_ready(process, f"http://{host}:{port}/health/ready", said)
+            yield ServiceProcess(host, port, _demo_key(data_dir), process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_LIMIT_S)
 
 
 def _free_port() -> int:
@@ -54,12 +57,12 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
+def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str, said: "IO[bytes]") -> None:
     give_up = time.monotonic() + START_LIMIT_S
     while time.monotonic() < give_up:
         if process.poll() is not None:
-            assert process.stderr is not None
-            raise RuntimeError(f"The service ended: {process.stderr.read().decode()}")
+            said.seek(0)
+            raise RuntimeError(f"The service ended: {said.read().decode()}")
         try:
             with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - a loopback URL
                 return

@@ -1,0 +1,225 @@
+"""The main job on real parts: the official SDK, real processes, and what is left in the ledger.
+
+The model is the scripted one, which says its prompt back, so every expected token is known.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from benchmarks.service_process import running_service
+from tests.end_to_end.live_service import LiveService, until
+
+STEP_MS = 15
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    """One service for the module; a step takes long enough to be interrupted."""
+    data_dir = tmp_path_factory.mktemp("serve")
+    settings = {"HEADRACE_SCRIPTED_DELAY_MS": str(STEP_MS)}
+    with running_service(data_dir, "scripted", settings) as process:
+        yield LiveService(process, data_dir, "scripted")
+
+
+def say(client: openai.OpenAI, prompt: str, max_tokens: int = 400) -> str:
+    """The streamed answer to a raw prompt, to the end of its stream."""
+    stream = client.completions.create(
+        model="scripted", prompt=prompt, max_tokens=max_tokens, temperature=0, stream=True
+    )
+    return "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+
+
+def test_sixteen_streams_and_one_hangs_up(service: LiveService) -> None:
+    client = service.client()
+    free_before = service.snapshots()[0].kv_blocks_free
+    prompts = [f"stream {number:02} says these words again. " * 3 for number in range(15)]
+    broken = client.completions.create(
+        model="scripted", prompt="x" * 390, max_tokens=400, temperature=0, stream=True
+    )
+    with ThreadPoolExecutor(15) as pool:
+        answers = [pool.submit(say, client, prompt) for prompt in prompts]
+        seen = 0
+        request_id = ""
+        for chunk in broken:
+            request_id = chunk.id.removeprefix("cmpl-")
+            seen += len(chunk.choices[0].text)
+            if seen >= 20:
+                break
+        broken.close()
+        assert [answer.result() for answer in answers] == prompts
+    query = (
+        "SELECT outcome, completion_tokens, wasted_tokens FROM usage_events WHERE request_id = %s"
+    )
+    until(lambda: bool(service.sql(query, request_id)), 10)
+    ((outcome, completion, wasted),) = service.sql(query, request_id)
+    assert outcome == "cancelled"
+    assert isinstance(completion, int)
+    assert seen <= completion < 200
+    assert wasted == 0
+    until(lambda: service.snapshots()[0].kv_blocks_free == free_before, 5)
+
+
+def test_a_batch_of_five_lines(service: LiveService, tmp_path: Path) -> None:
+    client = service.client()
+    lines = [
+        {
+            "custom_id": f"line-{number}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "scripted", "prompt": f"answer {number}", "max_tokens": 30},
+        }
+        for number in range(5)
+    ]
+    source = tmp_path / "five.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    uploaded = client.files.create(file=source, purpose="batch")
+    batch = client.batches.create(
+        input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    until(lambda: client.batches.retrieve(batch.id).status == "completed", 90)
+    batch = client.batches.retrieve(batch.id)
+    assert batch.request_counts is not None
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (5, 0)
+    assert batch.error_file_id is None
+    assert batch.output_file_id is not None
+    results = [
+        json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()
+    ]
+    assert [result["custom_id"] for result in results] == [f"line-{n}" for n in range(5)]
+    bodies = [result["response"]["body"] for result in results]
+    assert [body["choices"][0]["text"] for body in bodies] == [f"answer {n}" for n in range(5)]
+    ((rows, prompt, completion),) = service.sql(
+        "SELECT count(*), sum(u.prompt_tokens), sum(u.completion_tokens) FROM usage_events u "
+        "JOIN batch_items i USING (request_id) WHERE i.batch_id = %s",
+        batch.id,
+    )
+    assert rows == 5
+    assert prompt == sum(body["usage"]["prompt_tokens"] for body in bodies)
+    assert completion == sum(body["usage"]["completion_tokens"] for body in bodies)
+
+
+def test_the_oldest_sdk_works_too(service: LiveService) -> None:
+    oldest = Path(sys.prefix) / "openai-oldest"
+    program = """
+import sys, openai
+client = openai.OpenAI(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0)
+assert openai.__version__ == "1.60.0", openai.__version__
+messages = [{"role": "user", "content": "hello"}]
+whole = client.chat.completions.create(model="scripted", messages=messages, max_tokens=40)
+assert "hello" in whole.choices[0].message.content
+stream = client.chat.completions.create(model="scripted", messages=messages, max_tokens=40,
+    stream=True, stream_options={"include_usage": True})
+chunks = list(stream)
+assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+assert text == whole.choices[0].message.content
+try:
+    client.chat.completions.create(model="nobody", messages=messages)
+except openai.NotFoundError as error:
+    assert error.code == "model_not_found"
+else:
+    raise SystemExit("no error")
+print("fine")
+"""
+    base_url = f"http://{service.process.host}:{service.process.port}/v1"
+    done = subprocess.run(
+        [sys.executable, "-c", program, base_url, service.process.api_key],
+        env={**os.environ, "PYTHONPATH": str(oldest)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+
+
+class Load:
+    """Callers that ask again and again, as people with an SDK do."""
+
+    def __init__(self, service: LiveService, num_callers: int) -> None:
+        self._service = service
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask, args=(number,)) for number in range(num_callers)
+        ]
+        self.num_right = 0
+        self.num_refused = 0
+        self.wrong: list[str] = []
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, number: int) -> None:
+        client = self._service.client(max_retries=2)
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            prompt = f"caller {number} asks for the {count}th time, and wants it all. "
+            try:
+                answer = say(client, prompt)
+            except (openai.OpenAIError, httpx.HTTPError):  # httpx's when cut in mid-stream
+                self.num_refused += 1
+                self._stop.wait(0.1)
+                continue
+            if answer == prompt:
+                self.num_right += 1
+            elif not prompt.startswith(answer):
+                self.wrong.append(answer)
+
+
+@pytest.mark.parametrize("victim", ["replica", "dispatcher", "gateway"])
+def test_a_killed_process_comes_back_and_every_request_ends(
+    service: LiveService, victim: str
+) -> None:
+    with Load(service, 6) as load:
+        until(lambda: load.num_right >= 6, 60)
+        killed = service.pid_of(victim)
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: service.pid_of(victim) not in (None, killed), 60)
+        right_then = load.num_right
+        until(lambda: load.num_right >= right_then + 12, 60)
+    assert load.wrong == []
+    held = "SELECT count(*) FROM requests WHERE state = 'held'"
+    until(lambda: service.sql(held) == [(0,)], 100)
+    unpaired = service.sql(
+        "SELECT r.request_id FROM requests r LEFT JOIN usage_events u USING (request_id) "
+        "WHERE u.request_id IS NULL OR u.outcome <> r.state"
+    )
+    assert unpaired == []
+
+
+def test_a_killed_replica_goes_on_where_it_stopped(service: LiveService) -> None:
+    prompt = "".join(f"{number:03} " for number in range(80))
+    client = service.client()
+    stream = client.completions.create(
+        model="scripted", prompt=prompt, max_tokens=400, temperature=0, stream=True
+    )
+    text = ""
+    killed = None
+    for chunk in stream:
+        text += chunk.choices[0].text
+        if killed is None and len(text) > 60:
+            killed = service.pid_of("replica")
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+    assert killed is not None
+    assert text == prompt
