@@ -132,4 +132,4 @@ def _param_of(location: tuple[int | str, ...]) -> str:
         param += f"[{step}]" if isinstance(step, int) else f".{step[:MAX_PARAM_LENGTH]}"
     escaped = param.removeprefix(".").encode("ascii", "backslashreplace").decode()
     printable = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in escaped)
-    return printable[:MAX_PARAM_LENGTH]
+    return printable[:MAX_PARAM_LENGTH] or "(empty)"

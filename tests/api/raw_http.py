@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -15,10 +15,9 @@ def connected(port: int, timeout_s: float = 20) -> Iterator[socket.socket]:
 def exchange(port: int, request: bytes) -> tuple[int, bytes]:
     """Send the bytes; the status and all that came until the server closed, or was done."""
     with connected(port) as connection:
-        try:
+        # Refused in the middle of a flood: the answer may still be there.
+        with suppress(OSError):
             connection.sendall(request)
-        except OSError:
-            pass  # Refused in the middle of a flood: the answer may still be there.
         return read_answer(connection)
 
 
@@ -40,11 +39,19 @@ def read_answer(connection: socket.socket) -> tuple[int, bytes]:
 def read_to_the_end(connection: socket.socket) -> bytes:
     """All that comes until the server closes, politely or not."""
     data = b""
-    try:
+    with suppress(ConnectionResetError):
         while more := connection.recv(65536):
             data += more
-    except ConnectionResetError:
-        pass
+    return data
+
+
+def read_until(connection: socket.socket, words: bytes) -> bytes:
+    """All that comes until the words have come."""
+    data = b""
+    while words not in data:
+        more = connection.recv(65536)
+        assert more, f"closed before {words!r}: {data!r}"
+        data += more
     return data
 
 

@@ -21,7 +21,7 @@ from engine.interface.generation_delta import FinishReason, GenerationDelta, Usa
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 
 REPLICA = "double"
-TOKEN = "token"  # noqa: S105 - a fencing token, not a secret
+TOKEN = "token"
 
 
 @dataclass(slots=True)
@@ -138,7 +138,8 @@ class ScriptedReplica:
     def _take(self) -> None:
         queue, last = self._keys.queue(PriorityClass.INTERACTIVE), "0"
         while not self._stop.is_set():
-            for last, fields in self._read(queue, last):
+            for entry_id, fields in self._read(queue, last):
+                last = entry_id
                 if b"header" not in fields:
                     continue
                 entry = unpack_entry(fields[b"header"])
@@ -156,7 +157,8 @@ class ScriptedReplica:
     def _listen(self) -> None:
         inbox, last = self._keys.inbox(REPLICA), "0"
         while not self._stop.is_set():
-            for last, fields in self._read(inbox, last):
+            for entry_id, fields in self._read(inbox, last):
+                last = entry_id
                 message = read_inbox_message(fields)
                 if isinstance(message, Cancel) and message.request_id in self.runs:
                     self.runs[message.request_id].cancelled.set()

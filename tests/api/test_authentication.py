@@ -81,7 +81,7 @@ def test_malformed_keys_cost_no_query(live: LiveGateway) -> None:
     event.listen(engine, "before_cursor_execute", note)
     try:
         for key in ("sk-123", "hr-" + "x" * 200, "hr-é", "hr"):
-            headers = {"authorization": f"Bearer {key}".encode()}
+            headers = {b"authorization": f"Bearer {key}".encode()}
             answer = httpx.get(f"{live.url}/models", headers=headers)
             assert answer.status_code == 401
     finally:
@@ -213,7 +213,7 @@ def test_a_gateway_that_lost_its_database_says_503_and_no_more(
     gateway = start_gateway()
     away = connect_async("postgresql://secret@127.0.0.1:1/secret", "test")
     for part in (gateway.gateway.authenticator, gateway.gateway.admission):
-        part._database = away  # type: ignore[attr-defined]  # both have one
+        part._database = away
     answer = _models(gateway, served.key)
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "service_unavailable_error"

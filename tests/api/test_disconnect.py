@@ -16,7 +16,7 @@ from engine.interface.generation_delta import FinishReason, GenerationDelta
 from engine.interface.generation_request import PriorityClass
 from tests.api.conftest import Served
 from tests.api.live_gateway import LiveGateway
-from tests.api.raw_http import connected, read_to_the_end, request
+from tests.api.raw_http import connected, read_to_the_end, read_until, request
 from tests.api.scripted_replica import (
     Run,
     ScriptedReplica,
@@ -62,7 +62,7 @@ def test_leaving_cancels_the_request(
         connection.sendall(_generation(served, stream=stream))
         run = replica.latest()
         if stream and script is talk_until_cancelled:
-            assert b"word" in connection.recv(65536)
+            read_until(connection, b"word")
         leave(connection)
         assert run.cancelled.wait(WAIT_S)
         assert run.ended.wait(WAIT_S)
@@ -89,6 +89,7 @@ def test_leaving_while_queued_cancels_too(
         if b"cancelled" not in seen:
             cancels = served.client.xread({_queue(keys): last}, block=WAIT_S * 1000)
             assert cancels, "no cancel came"
+    assert isinstance(request_id, bytes)
     live = served.client.hget(keys.live(request_id.decode()), "cancelled")
     assert live == b"cancelled"
 
@@ -210,7 +211,7 @@ def test_a_drain_ends_open_answers_with_a_word(
     waiting = socket.create_connection(("127.0.0.1", gateway.port), timeout=WAIT_S)
     with idle, streaming, waiting:
         streaming.sendall(_generation(served, stream=True))
-        assert b"word" in streaming.recv(65536)
+        read_until(streaming, b"word")
         waiting.sendall(_generation(served, stream=False))
         _wait_for_runs(replica, 2)
         gateway.stop(timeout_s=WAIT_S)
@@ -241,7 +242,7 @@ def test_a_drain_lets_answers_finish_in_time(
     gateway = start_gateway(gateway_drain_s=WAIT_S)
     with connected(gateway.port) as connection:
         connection.sendall(_generation(served, stream=True))
-        assert b"Begun" in connection.recv(65536)
+        read_until(connection, b"Begun")
         gateway.server.should_exit = True
         may_end.set()
         events = read_to_the_end(connection)

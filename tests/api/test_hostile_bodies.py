@@ -148,13 +148,13 @@ LEGACY: list[Case] = [
 
 def _named(cases: list[Case], path: str) -> list[object]:
     return [
-        pytest.param(path, fields, code, param, id=f"{path[4:8]} {str(fields)[:50]!a}")
+        pytest.param(path, (fields, code, param), id=f"{path[4:8]} {str(fields)[:50]!a}")
         for fields, code, param in cases
     ]
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "code", "param"),
+    ("path", "case"),
     _named(BOTH + CHAT, "/v1/chat/completions") + _named(BOTH + LEGACY, "/v1/completions"),
 )
 def test_a_bad_value_is_refused_by_name(
@@ -162,10 +162,9 @@ def test_a_bad_value_is_refused_by_name(
     served: Served,
     replica: ScriptedReplica,
     path: str,
-    fields: dict[str, object],
-    code: str,
-    param: str,
+    case: Case,
 ) -> None:
+    fields, code, param = case
     is_chat = path == "/v1/chat/completions"
     prompt = {"messages": [{"role": "user", "content": "x"}]} if is_chat else {"prompt": "x"}
     _expect(http.post(path, json={"model": served.model, **prompt, **fields}), 400, code, param)
@@ -367,7 +366,7 @@ def test_a_deadline_is_a_number_of_milliseconds(
     http: httpx.Client, served: Served, value: str
 ) -> None:
     body = {"model": served.model, "prompt": "x"}
-    headers = {"X-Deadline-Ms": value.encode()}
+    headers = {b"X-Deadline-Ms": value.encode()}
     answer = http.post("/v1/completions", json=body, headers=headers)
     _expect(answer, 400, "invalid_value", "x-deadline-ms")
 

@@ -228,7 +228,7 @@ def test_our_id_and_not_the_callers_names_a_request(
 
 @pytest.mark.parametrize("value", [b"a" * 129, b"a b", "é".encode(), b"a\tb", b'"'])
 def test_an_unsafe_id_of_a_caller_is_not_said_back(http: httpx.Client, value: bytes) -> None:
-    answer = http.get("/health/live", headers={"X-Request-Id": value})
+    answer = http.get("/health/live", headers={b"X-Request-Id": value})
     assert "x-client-request-id" not in answer.headers
 
 
@@ -295,6 +295,5 @@ def test_an_unread_body_is_not_thrown_away_for_ever(
     with connected(live.port) as connection:
         connection.sendall(request("/v1/completions", headers=headers))
         assert read_answer(connection)[0] == 401
-        with pytest.raises(OSError, match="reset|Broken"):
-            for _ in range(1000):
-                connection.sendall(b" " * 10_000)
+        with pytest.raises(OSError, match=r"reset|Broken"):
+            connection.sendall(b" " * 10_000_000)
