@@ -83,6 +83,6 @@ def engine_words_together(
 def small_engine(folder: Path) -> Engine:
     """Chunks of 16 tokens, so that most prompts take several steps."""
     settings = EngineSettings(
-        num_blocks=256, max_num_batched_tokens=40, chunk_size=16, max_num_seqs=8
+        num_blocks=256, max_num_batched_tokens=40, chunk_size=16, max_num_seqs=20
     )
     return engine_from_folder(folder, settings, dtype="float32")
