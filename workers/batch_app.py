@@ -43,8 +43,6 @@ def build_app(settings: BatchWorkerSettings, process: BatchProcess) -> Celery:
         # No remote commands and no events: whoever reaches the broker can ring, and only ring.
         worker_enable_remote_control=False,
         worker_send_task_events=False,
-        # The log is ours.
-        worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
     )
     if is_redis(settings.celery_broker_url):

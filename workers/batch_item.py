@@ -11,12 +11,14 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from hashlib import sha256
 
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from control.admission.admission import Admission
+from control.admission.reservation import give_back
 from control.batches.endings import BATCH_EXPIRED, Unexecuted
 from control.batches.items import Item, ItemResult, renew_request
 from control.batches.lifecycle import OpenBatch
@@ -83,17 +85,18 @@ class ItemCarrier:
 
     async def carry(self, item: Item) -> tuple[Item, ItemResult]:
         """The item, perhaps under a newer request id, and how its line ended. Raises ItemLost."""
-        result = await self._run(item)
-        for _ in range(MAX_RERUNS):
-            if result is not None:
-                break
-            renewed = replace(item, request_id=self._means.mint_request_id())
-            async with self._means.database.begin() as connection:
-                if not await renew_request(connection, item, renewed.request_id):
-                    raise ItemLost(item.custom_id)
-            item = renewed
-            result = await self._run(item)
-        return item, result or _refusal(ending_of("request_lost"))
+        pause_s, num_renewed = 0.0, 0
+        while True:
+            outcome = await self._look(item)
+            if isinstance(outcome, ItemResult):
+                return item, outcome
+            if outcome.is_to_be_renewed:
+                num_renewed += 1
+                if num_renewed > MAX_RERUNS:
+                    return item, _refusal(ending_of("request_lost"))
+                item = await self._renewed(item)
+            await asyncio.sleep(max(pause_s, outcome.wait_s))
+            pause_s = min(2 * pause_s or FIRST_WAIT_S, MAX_WAIT_S)
 
     def mint_request_id(self) -> str:
         """An id for a line that has none yet."""
@@ -108,38 +111,54 @@ class ItemCarrier:
         if self._accepting:
             await asyncio.wait(self._accepting)
 
-    async def _run(self, item: Item) -> ItemResult | None:
-        """See one request to its end. None if the line must be run again as another."""
-        wait_s, has_heard_end = FIRST_WAIT_S, False
+    async def _look(self, item: Item) -> "ItemResult | _LookAgain":
+        """Find out where the item's request is, and follow it to its end if it has one yet."""
         async with self._means.follower.subscribe(
             self._version.model, item.request_id
         ) as subscription:
-            while True:
-                stored = await self._read(item)
-                if stored is not None and not stored.is_held:
-                    return self._result(item, stored)
-                if stored is None and self.stop_reason is not None:
-                    return ItemResult(error=self.stop_reason.as_json())
-                try:
-                    if stored is None:
-                        await self._start(item)
-                        is_followed = True
-                    else:
-                        is_followed = await self._attach(item, subscription)
-                except ServiceError as error:
-                    if error.retry_after_ms is None:
-                        return _refusal(error)
-                    await asyncio.sleep(max(wait_s, error.retry_after_ms / 1000))
-                    wait_s = min(2 * wait_s, MAX_WAIT_S)
-                    continue
-                except InvalidRequest as error:
+            stored = await self._read(item)
+            if stored is not None and not stored.is_held:
+                return self._result(item, stored)
+            if stored is not None:
+                return await self._follow(item, subscription)
+            if self.stop_reason is not None:
+                return ItemResult(error=self.stop_reason.as_json())
+            try:
+                await self._start(item)
+            except InvalidRequest as error:
+                return _refusal(error)
+            except ServiceError as error:
+                if error.retry_after_ms is None:
                     return _refusal(error)
-                if is_followed and not has_heard_end:
-                    await _hear_end(subscription)
-                    has_heard_end = True
-                else:
-                    # Ended in Redis or lost there, and not yet in PostgreSQL: it will be.
-                    await asyncio.sleep(LOOK_AGAIN_S)
+                return _LookAgain(wait_s=error.retry_after_ms / 1000)
+            await _hear_end(subscription)
+            return _LookAgain()
+
+    async def _follow(self, item: Item, subscription: Subscription) -> "_LookAgain":
+        """Hear the end of a request that was accepted before, by whomever.
+
+        One that Redis does not know was lost there, or was never queued because its worker died
+        in between. Nothing runs that could still be settled but what Redis lost while a replica
+        had it; that one finds the row ended, or ends the new row in its place.
+        """
+        for _ in range(2):
+            if await self._means.follower.attach(subscription):
+                if self.stop_reason is not None:
+                    await self.cancel(item)
+                await _hear_end(subscription)
+                return _LookAgain()
+            await asyncio.sleep(LOOK_AGAIN_S)
+        async with self._means.database.begin() as connection:
+            await give_back(connection, item.request_id)
+        return _LookAgain()
+
+    async def _renewed(self, item: Item) -> Item:
+        """The item as another request, because its last one ended through no fault of its own."""
+        renewed = replace(item, request_id=self._means.mint_request_id())
+        async with self._means.database.begin() as connection:
+            if not await renew_request(connection, item, renewed.request_id):
+                raise ItemLost(item.custom_id)
+        return renewed
 
     async def _read(self, item: Item) -> StoredRequest | None:
         async with self._means.database.connect() as connection:
@@ -153,7 +172,7 @@ class ItemCarrier:
             key_id=self._batch.key_id,
             endpoint=self._batch.endpoint,
             priority_class=PriorityClass.BATCH,
-            minted_seed=secrets.randbits(63) & MAX_SEED,
+            minted_seed=_seed_of(item),
             arrival=self._means.clock.now(),
             deadline_at=self._batch.expires_at.timestamp(),
         )
@@ -165,23 +184,17 @@ class ItemCarrier:
         accepting.add_done_callback(self._accepting.discard)
         await asyncio.shield(accepting)
 
-    async def _attach(self, item: Item, subscription: Subscription) -> bool:
-        is_there = await self._means.follower.attach(subscription)
-        if is_there and self.stop_reason is not None:
-            await self.cancel(item)
-        return is_there
-
-    def _result(self, item: Item, stored: StoredRequest) -> ItemResult | None:
-        """The line's result, or None if it should run again."""
+    def _result(self, item: Item, stored: StoredRequest) -> "ItemResult | _LookAgain":
+        """The line's result, unless it should run again."""
         if stored.error is None:
             return ItemResult(status_code=200, response=self._reply(item, stored))
         if stored.error == "deadline_exceeded":
             # The request's deadline is the end of the batch's window.
             return ItemResult(error=BATCH_EXPIRED.as_json())
         if stored.error in RERUN_CODES:
-            return (
-                None if self.stop_reason is None else ItemResult(error=self.stop_reason.as_json())
-            )
+            if self.stop_reason is None:
+                return _LookAgain(is_to_be_renewed=True)
+            return ItemResult(error=self.stop_reason.as_json())
         return _refusal(ending_of(stored.error))
 
     def _reply(self, item: Item, stored: StoredRequest) -> bytes:
@@ -192,6 +205,14 @@ class ItemCarrier:
             version=self._version,
         )
         return whole_reply(head, stored.choices, stored.usage)
+
+
+@dataclass(frozen=True, slots=True)
+class _LookAgain:
+    """No result yet. The item is to be looked at again, not before `wait_s`."""
+
+    wait_s: float = 0.0
+    is_to_be_renewed: bool = False
 
 
 async def carry_safely(carrier: ItemCarrier, item: Item) -> tuple[Item, ItemResult | None]:
@@ -216,6 +237,12 @@ async def _hear_end(subscription: Subscription) -> None:
             delta = await subscription.next()
             if delta is not None and delta.is_last:
                 return
+
+
+def _seed_of(item: Item) -> int:
+    """The seed of a line that names none: its own, and the same if it must run again."""
+    digest = sha256(f"{item.batch_id} {item.line}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") & MAX_SEED
 
 
 def _refusal(error: Exception) -> ItemResult:

@@ -61,6 +61,7 @@ class BatchProcess:
             return
         if has_more:
             self._doorbell.ring(batch_id)
+        log.info("%s: %s", batch_id, "there is more to do" if has_more else "nothing left to do")
 
     def close(self) -> None:
         """End what this process started."""
@@ -87,7 +88,9 @@ class BatchProcess:
             turns = settings.headrace_batch_turns
             async with try_turn(means.database, batch_id, turns) as turn:
                 if turn is None:
+                    log.info("%s is carried by others", batch_id)
                     return False
+                log.info("%s is carried here", batch_id)
                 keeping = asyncio.create_task(_keep(turn, stop))
                 try:
                     store = LocalFileStore(settings.file_folder)

@@ -32,12 +32,16 @@ def main() -> None:
     process = BatchProcess(settings, drain)
     app = build_app(settings, process)
 
+    def keep_our_logging(**_: object) -> None:
+        """Celery leaves logging alone once somebody answers this signal."""
+
     def enter_child(**_: object) -> None:
         drain.enter_child()
 
     def leave_child(**_: object) -> None:
         process.close()
 
+    signals.setup_logging.connect(keep_our_logging, weak=False)
     signals.worker_process_init.connect(enter_child, weak=False)
     signals.worker_process_shutdown.connect(leave_child, weak=False)
 
@@ -63,7 +67,8 @@ def _take_up_orphans(settings: BatchWorkerSettings) -> None:
     doorbell = Doorbell(settings.celery_broker_url)
     try:
         with database.begin() as connection:
-            log.info("%d open batches are rung for", ring_due_batches(connection, doorbell))
+            num_rung = ring_due_batches(connection, doorbell, even_leased=True)
+        log.info("%d open batches are rung for", num_rung)
     except (SQLAlchemyError, RedisError, OSError) as error:
         log.warning("open batches wait for maintenance: %s", type(error).__name__)
     finally:

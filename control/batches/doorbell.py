@@ -7,7 +7,7 @@ again by `ring_due_batches`, a second one finds nothing to do. So ringing never 
 import logging
 
 from celery import Celery
-from kombu.exceptions import KombuError, OperationalError
+from kombu.exceptions import KombuError
 from sqlalchemy import Connection, text
 
 TASK = "headrace.carry_batch"
@@ -46,11 +46,19 @@ class Doorbell:
                 "max_retries": 0,
             }
 
+        transport = self._app.connection_for_write()
+        self._away = (
+            KombuError,
+            OSError,
+            *transport.connection_errors,
+            *transport.channel_errors,
+        )
+
     def ring(self, batch_id: str) -> bool:
         """Send the batch's doorbell. False, and a line in the log, if the broker is away."""
         try:
             self._app.send_task(TASK, args=(batch_id,), ignore_result=True)
-        except (KombuError, OperationalError, OSError) as error:
+        except self._away as error:
             log.warning("no doorbell for %s now: %s", batch_id, type(error).__name__)
             return False
         return True
@@ -60,9 +68,9 @@ class Doorbell:
         try:
             with self._app.connection_for_write() as connection:
                 queue = self._app.amqp.queues[QUEUE](connection.default_channel)
-                queue.declare()
-                return int(queue.queue_declare(passive=True).message_count)
-        except (KombuError, OperationalError, OSError) as error:
+                # Not passive: a queue that is empty does not exist in Redis.
+                return int(queue.queue_declare().message_count)
+        except self._away as error:
             log.warning("the broker is away: %s", type(error).__name__)
             return None
 
@@ -71,11 +79,14 @@ class Doorbell:
         self._app.close()
 
 
-def ring_due_batches(connection: Connection, doorbell: Doorbell) -> int:
+def ring_due_batches(
+    connection: Connection, doorbell: Doorbell, *, even_leased: bool = False
+) -> int:
     """Ring for every open batch that nobody seems to carry, oldest first. Returns how many.
 
-    To be called every minute or more often. Rings for nobody when so many doorbells wait that
-    no worker can be there.
+    To be called every minute or more often. A worker that starts rings `even_leased`, for the
+    leases may be those of the dead. Rings for nobody when so many doorbells wait that no worker
+    can be there.
     """
     num_waiting = doorbell.num_waiting()
     if num_waiting is None or num_waiting >= MAX_WAITING:
@@ -85,11 +96,13 @@ def ring_due_batches(connection: Connection, doorbell: Doorbell) -> int:
             """
             SELECT batch_id FROM batches b
             WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
-              AND NOT EXISTS (SELECT 1 FROM batch_items i WHERE i.batch_id = b.batch_id
-                              AND i.state = 'running' AND i.leased_until > now())
+              AND (:even_leased OR NOT EXISTS (
+                  SELECT 1 FROM batch_items i
+                  WHERE i.batch_id = b.batch_id AND i.state = 'running'
+                    AND i.leased_until > now()))
             ORDER BY created_at LIMIT :limit
             """
         ),
-        {"limit": MAX_WAITING - num_waiting},
-    )
+        {"limit": MAX_WAITING - num_waiting, "even_leased": even_leased},
+    ).all()
     return sum(doorbell.ring(row.batch_id) for row in rows)
