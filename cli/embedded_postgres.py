@@ -119,6 +119,11 @@ async def prepare_postgres(
     else:
         _make_passable(cluster_home)
         cluster = _cluster_elsewhere(cluster, cluster_home)
+        if not can_enter(user, cluster):
+            raise ClusterFailed(
+                f"PostgreSQL's user (uid {user.uid}) cannot reach {cluster}: a folder above it is "
+                "closed to other users. Set HEADRACE_CLUSTER_HOME to a place that is not."
+            )
         programs = reachable_programs(install, cluster_home, user)
     sockets = runtime / "postgres"
     _make_private(sockets, user)

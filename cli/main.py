@@ -63,7 +63,10 @@ def serve(
     address = ListeningAddress.claim(host, port)
     options = ServeOptions(address, data_dir.absolute(), model, replicas)
     progress = Progress(Console(), time.monotonic)
-    asyncio.run(serve(options, ServeSettings.from_environment(), progress))
+    try:
+        asyncio.run(serve(options, ServeSettings.from_environment(), progress))
+    except OSError as error:
+        raise CommandFailed(f"Cannot go on: {error}") from error
 
 
 @app.command()

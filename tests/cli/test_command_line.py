@@ -63,6 +63,15 @@ def test_a_data_folder_in_use_is_reported_and_left_alone(tmp_path: Path) -> None
     assert after == before
 
 
+def test_a_data_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = run("serve", "--port", "0", "--data-dir", str(tmp_path / "file" / "data"))
+
+    assert said.returncode == 1
+    assert str(tmp_path / "file" / "data") in said.stderr
+    assert "Traceback" not in said.stderr
+
+
 def test_servers_of_ones_own_that_do_not_answer_are_reported_without_their_password(
     tmp_path: Path,
 ) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ import pytest
 import redis
 import sqlalchemy
 
-from cli.embedded_postgres import reachable_programs
+from cli.embedded_postgres import ClusterFailed, prepare_postgres, reachable_programs
 from cli.runtime_folder import make_runtime_folder, remove_runtime_folder
 from cli.system_user import SystemUser, can_enter
 from cli.wheel_files import ServerProgramMissing, check_program, folder_of
@@ -91,6 +92,27 @@ class Somebody:
         return Started(process=process, **json.loads(line))
 
 
+@contextmanager
+def home_of(user: SystemUser | None, python: Path) -> Iterator[Somebody]:
+    """A home that is closed to everybody else (0700), as homes are, and a place for clusters
+    that is new, as on a machine that never ran Headrace."""
+    home = Path(tempfile.mkdtemp(prefix="hr-home-", dir="/tmp"))
+    elsewhere = Path(tempfile.mkdtemp(prefix="hr-clusters-", dir="/tmp"))
+    elsewhere.chmod(0o711)
+    if user is not None:
+        os.chown(home, user.uid, user.gid)
+    yield Somebody(user, home, elsewhere / "clusters", python)
+    shutil.rmtree(home)
+    shutil.rmtree(elsewhere)
+
+
+@pytest.fixture
+def us() -> Iterator[Somebody]:
+    """Whoever runs the tests."""
+    with home_of(None, Path(sys.executable)) as somebody:
+        yield somebody
+
+
 @pytest.fixture(params=["as we are", "as an ordinary user"])
 def somebody(request: pytest.FixtureRequest) -> Iterator[Somebody]:
     """Ourselves; and, when that is root, an ordinary user as well."""
@@ -104,16 +126,8 @@ def somebody(request: pytest.FixtureRequest) -> Iterator[Somebody]:
         if found is None or not (can_enter(user, REPOSITORY) and can_enter(user, PACKAGES)):
             pytest.skip("other users cannot enter the folders of this checkout or its Python")
         python = found
-    # The home is closed to everybody else (0700), as homes are. The cluster home is new to us,
-    # as it is on a machine that never ran Headrace.
-    home = Path(tempfile.mkdtemp(prefix="hr-home-", dir="/tmp"))
-    elsewhere = Path(tempfile.mkdtemp(prefix="hr-clusters-", dir="/tmp"))
-    elsewhere.chmod(0o711)
-    if user is not None:
-        os.chown(home, user.uid, user.gid)
-    yield Somebody(user, home, elsewhere / "clusters", python)
-    shutil.rmtree(home)
-    shutil.rmtree(elsewhere)
+    with home_of(user, python) as somebody:
+        yield somebody
 
 
 def test_data_is_there_again_after_a_stop(somebody: Somebody) -> None:
@@ -140,22 +154,22 @@ def test_a_start_right_after_only_the_supervisor_was_killed_works(somebody: Some
             assert read(again) == (9, b"9")
 
 
-def test_a_stale_lock_that_names_a_living_process_is_no_hindrance(somebody: Somebody) -> None:
-    with somebody.start():
+def test_a_stale_lock_that_names_a_living_process_is_no_hindrance(us: Somebody) -> None:
+    with us.start():
         pass
-    pgdata = somebody.home / "data" / "postgres" / "pgdata"
+    pgdata = us.home / "data" / "postgres" / "pgdata"
     stale = pgdata / "postmaster.pid"
-    with somebody.start("other") as other:
+    with us.start("other") as other:
         # As after a reboot, when another process of the same user has got the number.
         stale.write_text(f"{other.pids[0]}\n{pgdata}\n1700000000\n5432\n/nowhere\n\n0 0\nready\n")
         owner = pgdata.stat()
         os.chown(stale, owner.st_uid, owner.st_gid)
-        with somebody.start() as started:
+        with us.start() as started:
             write(started, 1)
 
 
-def test_two_run_on_one_machine_without_seeing_each_other(somebody: Somebody) -> None:
-    with somebody.start("one") as one, somebody.start("two") as two:
+def test_two_run_on_one_machine_without_seeing_each_other(us: Somebody) -> None:
+    with us.start("one") as one, us.start("two") as two:
         write(one, 1)
         write(two, 2)
         assert read(one) == (1, b"1")
@@ -175,8 +189,8 @@ def test_no_folder_that_existed_is_opened_to_anybody(somebody: Somebody) -> None
     assert [folder.stat().st_mode for folder in folders] == before
 
 
-def test_nobody_else_can_reach_the_sockets_and_no_port_is_open(somebody: Somebody) -> None:
-    with somebody.start() as started:
+def test_nobody_else_can_reach_the_sockets_and_no_port_is_open(us: Somebody) -> None:
+    with us.start() as started:
         with psycopg.connect(started.database_url) as connection:
             row = connection.execute(
                 "SELECT current_setting('listen_addresses'), current_setting('fsync'),"
@@ -192,8 +206,8 @@ def test_nobody_else_can_reach_the_sockets_and_no_port_is_open(somebody: Somebod
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_urls_mean_the_same_to_every_library(somebody: Somebody) -> None:
-    with somebody.start() as started:
+def test_the_urls_mean_the_same_to_every_library(us: Somebody) -> None:
+    with us.start() as started:
         engine = sqlalchemy.create_engine(started.database_url)
         with engine.connect() as connection:
             assert connection.scalar(sqlalchemy.text("SELECT upper('é')")) == "É"
@@ -229,6 +243,27 @@ def test_programs_in_a_closed_folder_are_copied_once_and_the_folder_stays_closed
     assert stat.S_IMODE((install / "bin").stat().st_mode) == 0o700
     assert reachable_programs(install, cluster_home, stranger) == copy
     assert list(cluster_home.iterdir()) == [copy]
+
+
+async def test_a_cluster_home_that_its_user_cannot_reach_is_refused_not_opened(
+    tmp_path: Path,
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    stranger = SystemUser(uid=54321, gid=54321)
+
+    with pytest.raises(ClusterFailed, match="HEADRACE_CLUSTER_HOME"):
+        await prepare_postgres(tmp_path, tmp_path, stranger, closed / "clusters")
+
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+
+
+async def test_a_cluster_of_another_kind_of_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "postgres").mkdir()
+    stranger = SystemUser(uid=54321, gid=54321)
+
+    with pytest.raises(ClusterFailed, match="made by an ordinary user"):
+        await prepare_postgres(tmp_path, tmp_path, stranger, tmp_path / "clusters")
 
 
 def test_the_runtime_folder_is_new_each_time_and_the_old_one_goes(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_data_and_keys_survive_a_stop_and_a_kill_of_everything(folder: Path) -> 
         assert client.api_key == access["HEADRACE_API_KEY"]
         assert "still here" in say_back(client, "still here")
     assert serve.stop() == 0
+    assert "ended with" not in serve.said
 
 
 def test_a_signal_while_starting_stops_what_has_started(folder: Path) -> None:
