@@ -37,8 +37,15 @@ def running_service(
     host, port = "127.0.0.1", _free_port()
     command = [sys.executable, "-m", "cli.main", "serve", "--host", host, "--port", str(port)]
     command += ["--data-dir", str(data_dir), "--model", model]
-    environment = {**os.environ, "HEADRACE_TEST_BUILD": "1", **(settings or {})}  # noqa: TID251
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryDirectory() as clusters, tempfile.TemporaryFile() as said:
+        # Run as root, PostgreSQL keeps its cluster where its own user can reach it.
+        Path(clusters).chmod(0o711)
+        environment = {
+            **os.environ,  # noqa: TID251
+            "HEADRACE_TEST_BUILD": "1",
+            "HEADRACE_CLUSTER_HOME": clusters,
+            **(settings or {}),
+        }
         process = subprocess.Popen(  # noqa: S603 - our own command
             command, env=environment, stdout=said, stderr=subprocess.STDOUT
         )
