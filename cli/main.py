@@ -146,6 +146,27 @@ def fetch(
     typer.echo(str(folder))
 
 
+@weights.command()
+def register(
+    data_dir: DataDir,
+    model: Annotated[
+        str | None, typer.Option(help="A model folder. Without it: the demo model.")
+    ] = None,
+) -> None:
+    """Put a model in force, for processes that are started one by one; prints its name."""
+    from cli.registering import register_model
+
+    settings = ServeSettings.from_environment()
+    version = register_model(
+        setting(DATABASE_URL, data_dir),
+        model,
+        settings.weight_store or data_dir / "weights",
+        settings.is_test_build,
+        lambda text: typer.echo(text, err=True),
+    )
+    typer.echo(version.pinned_name)
+
+
 @bench.command()
 def overhead() -> None:
     """What the service adds to the first token, over the same engine called in process."""
