@@ -78,7 +78,7 @@ class GenerationResponse(Response):
 
     async def _cancel(self, accepting: "asyncio.Task[None]") -> None:
         # A cancel that overtook the acceptance would find nothing to cancel.
-        await asyncio.wait([accepting])
+        await asyncio.gather(accepting, return_exceptions=True)
         for _ in range(NUM_CANCEL_TRIES):
             try:
                 await self._gateway.follower.cancel(
@@ -112,7 +112,7 @@ async def _unless_disconnected(receive: Receive, work: Coroutine[object, object,
         watcher.cancel()
         if not worker.done():
             worker.cancel()
-            await asyncio.wait([worker])
+            await asyncio.gather(worker, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -3,6 +3,8 @@
 import logging
 import sys
 
+from redis.exceptions import RedisError
+
 from api.app import create_app
 from api.gateway import build_gateway
 from api.server import make_server
@@ -26,7 +28,10 @@ def main() -> None:
 def _check_redis(settings: GatewaySettings) -> None:
     url = settings.redis_url.get_secret_value()
     with connect(url) as client:
-        check_server(url, client)
+        try:
+            check_server(url, client)
+        except RedisError as error:
+            raise UnsafeServer(f"The server at REDIS_URL cannot be asked: {error}") from error
 
 
 def _start_logging() -> None:

@@ -89,10 +89,13 @@ class Prompts:
         """Each prompt's ids. Raises InvalidRequest."""
         encoded: list[TokenIds] = []
         for prompt in prompts:
-            if isinstance(prompt, str):
+            if not isinstance(prompt, str):
+                encoded.append(prompt)
+            elif len(prompt) <= LONG_TEXT_BYTES:
                 encoded.append(await text.encoder.encode_completion(prompt))
             else:
-                encoded.append(prompt)
+                async with self._long:
+                    encoded.append(await text.encoder.encode_completion(prompt))
         return encoded
 
     def _loading(self, version: ModelVersion) -> asyncio.Task[VersionText]:

@@ -50,7 +50,8 @@ def read_until(connection: socket.socket, words: bytes) -> bytes:
     data = b""
     while words not in data:
         more = connection.recv(65536)
-        assert more, f"closed before {words!r}: {data!r}"
+        if not more:
+            raise AssertionError(f"closed before {words!r}: {data!r}")
         data += more
     return data
 

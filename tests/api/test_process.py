@@ -147,3 +147,23 @@ def test_signals_end_a_process_in_order_and_with_status_zero(
     assert "secret" not in log
     assert served.key not in log
     assert "Traceback" not in log
+
+
+def test_a_redis_that_does_not_answer_is_named() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "api.main"],
+        cwd=_ROOT,
+        env={
+            "PATH": os.environ["PATH"],
+            "DATABASE_URL": "postgresql://x@127.0.0.1:1/x",
+            "REDIS_URL": "redis://127.0.0.1:1",
+            "HEADRACE_KEY_PEPPER": PEPPER.hex(),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "REDIS_URL cannot be asked" in ended.stderr
+    assert "Traceback" not in ended.stderr
