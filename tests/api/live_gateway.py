@@ -40,7 +40,8 @@ class LiveGateway:
         """End as on SIGTERM and wait."""
         self.server.should_exit = True
         self.thread.join(timeout_s)
-        assert not self.thread.is_alive(), "the gateway did not stop"
+        if self.thread.is_alive():
+            raise AssertionError("the gateway did not stop")
 
 
 def gateway_settings(database_url: str, redis_url: str, **fields: object) -> GatewaySettings:
@@ -75,8 +76,8 @@ def live_gateway(settings: GatewaySettings) -> Iterator[LiveGateway]:
 
     server.startup = startup_and_tell  # type: ignore[method-assign,assignment]  # to wait for it
     thread.start()
-    assert started.wait(30)
-    assert server.started, "the gateway did not start"
+    if not started.wait(30) or not server.started:
+        raise AssertionError("the gateway did not start")
     live = LiveGateway(gateway, server, loop, thread)
     try:
         yield live

@@ -128,7 +128,8 @@ class ScriptedReplica:
     def latest(self) -> Run:
         """The run that began last; waits for one."""
         with self.changed:
-            assert self.changed.wait_for(lambda: bool(self.runs), 10)
+            if not self.changed.wait_for(lambda: bool(self.runs), 10):
+                raise AssertionError("no request came")
             return next(reversed(self.runs.values()))
 
     def forget(self) -> None:
