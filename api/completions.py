@@ -4,6 +4,8 @@ The order keeps refusals cheap: key, size, body, model, everything that can be t
 encoding; then the prompt's tokens; then the request is accepted or refused as a whole.
 """
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -17,6 +19,7 @@ from api.models import resolve
 from api.prompts import TokenIds, VersionText
 from api.streaming import StreamAnswer
 from api.whole_answer import WholeAnswer
+from control.errors import Overloaded
 from control.identity.request_id import created_at_of
 from control.protocol.accepted_request import Order, build_request, check_early, reserve
 from control.protocol.chat_request import ChatRequest
@@ -32,6 +35,8 @@ from engine.text.prompt_encoder import ChatMessage
 DEFAULT_DEADLINE_MS = 600_000
 MAX_DEADLINE_MS = 3_600_000
 DEADLINE_HEADER = "x-deadline-ms"
+ENCODE_LIMIT_S = 10.0
+ENCODE_RETRY_MS = 5000
 
 # Asking for one of these and being ignored would be worse than being refused.
 UNSERVED_HEADERS = ("idempotency-key", "last-event-id", "x-resume-grace")
@@ -82,6 +87,17 @@ async def _answer(http_request: Request, caller: Caller, fields: Fields) -> Resp
 
 
 async def _encode(gateway: Gateway, text: VersionText, fields: Fields) -> list[TokenIds]:
+    try:
+        async with asyncio.timeout(ENCODE_LIMIT_S):
+            return await _encode_whole(gateway, text, fields)
+    except TimeoutError as error:
+        raise Overloaded(
+            f"The prompt could not be tokenised within {ENCODE_LIMIT_S:g} s. Try again later.",
+            retry_after_ms=ENCODE_RETRY_MS,
+        ) from error
+
+
+async def _encode_whole(gateway: Gateway, text: VersionText, fields: Fields) -> list[TokenIds]:
     if isinstance(fields, CompletionRequest):
         return await gateway.prompts.encode_completion(text, fields.prompts)
     messages = [ChatMessage(m.role, m.text, m.name) for m in fields.messages]

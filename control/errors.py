@@ -1,7 +1,7 @@
 """Everything that can be told to a caller instead of an answer.
 
-Each class is one sentence and one stable code. `api.errors` gives each its HTTP face, the
-stream's error frame and a batch's error line use the same words. A caller's malformed value is
+Each class is one sentence and one stable code. `control.protocol.error_object` gives each its
+face on the wire, the same in a response, a stream's error frame and a batch's error line. A caller's malformed value is
 `engine.interface.errors.InvalidRequest`: the engine refuses with it too.
 """
 
