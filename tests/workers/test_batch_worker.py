@@ -18,9 +18,11 @@ from control.batches.doorbell import QUEUE, Doorbell, ring_due_batches
 from control.batches.store import cancel_batch
 from control.database.connection import connect_async
 from control.files.store import LocalFileStore
+from engine.interface.generation_request import PriorityClass
 from tests.workers.batch_tier import (
     TERMINAL,
     BatchTier,
+    Line,
     batch_worker,
     completion,
     jsonl,
@@ -149,6 +151,43 @@ async def test_a_batch_is_answered_line_by_line_in_its_own_order(tier: Tier) -> 
     assert errors[2]["response"]["body"]["error"]["code"] == "context_length_exceeded"
     told = sum(line["response"]["body"]["usage"]["completion_tokens"] for line in output)
     assert progress.output_tokens == told == sum(n for _, n in tier.usage_rows(batch_id))
+
+
+async def test_a_chat_line_is_answered_as_over_http(tier: Tier) -> None:
+    tier.service.start_replica()
+    url = "/v1/chat/completions"
+    body = {"model": f"{tier.service.model}@v1", "max_completion_tokens": 9, "n": 2}
+    body |= {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
+    lines: list[Line] = [{"custom_id": "a", "method": "POST", "url": url, "body": body}]
+    refused = body | {"messages": [{"role": "tool", "content": "x"}]}
+    lines += [{"custom_id": "b", "method": "POST", "url": url, "body": refused}]
+    with tier.worker():
+        batch = await tier.end_of(await tier.batches.create(jsonl(lines), endpoint=url))
+    [answered] = await tier.batches.read_lines(batch.output_file_id)
+    reply = answered["response"]["body"]
+    assert reply["object"] == "chat.completion"
+    assert reply["model"] == f"{tier.service.model}@v1"
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+    assert {choice["message"]["role"] for choice in reply["choices"]} == {"assistant"}
+    assert {choice["finish_reason"] for choice in reply["choices"]} == {"length"}
+    assert reply["usage"]["completion_tokens"] == 18 == batch.progress.output_tokens
+    assert reply["usage"]["prompt_tokens"] == batch.progress.input_tokens
+    [failed] = await tier.batches.read_lines(batch.error_file_id)
+    assert failed["response"]["body"]["error"]["code"] == "unsupported_parameter"
+
+
+async def test_lines_that_redis_lost_are_asked_for_again(tier: Tier) -> None:
+    lines = [completion(str(i), tier.service.model, f"prompt {i}") for i in range(8)]
+    with tier.worker():
+        batch_id = await tier.batches.create(jsonl(lines))
+        await tier.until_there_are(batch_id, 8, "running")
+        client, keys = tier.service.client, tier.service.keys
+        await asyncio.to_thread(until, lambda: client.xlen(keys.queue(PriorityClass.BATCH)) == 8)
+        client.delete(*client.scan_iter(match=f"{{{tier.service.model}}}:*"))
+        tier.service.start_replica()
+        batch = await tier.end_of(batch_id)
+    assert (batch.status, batch.progress.completed) == ("completed", 8)
+    assert [outcome for outcome, _ in tier.usage_rows(batch_id)] == ["finished"] * 8
 
 
 async def test_a_bad_file_fails_the_batch_and_names_its_lines(tier: Tier) -> None:
