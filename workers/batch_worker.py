@@ -62,7 +62,8 @@ def main() -> None:
 
 def _take_up_orphans(settings: BatchWorkerSettings) -> None:
     """Ring for what an earlier worker left behind, rather than wait for maintenance to."""
-    check_server(settings.redis_url, connect(settings.redis_url))
+    with connect(settings.redis_url) as client:
+        check_server(settings.redis_url, client)
     database = connect_database(settings.database_url, "batch-worker", pool_size=1)
     doorbell = Doorbell(settings.celery_broker_url)
     try:
