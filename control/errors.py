@@ -1,8 +1,9 @@
 """Everything that can be told to a caller instead of an answer.
 
 Each class is one sentence and one stable code. `control.protocol.error_object` gives each its
-face on the wire, the same in a response, a stream's error frame and a batch's error line. A caller's malformed value is
-`engine.interface.errors.InvalidRequest`: the engine refuses with it too.
+face on the wire, the same in a response, a stream's error frame and a batch's error line. A
+caller's malformed value is `engine.interface.errors.InvalidRequest`: the engine refuses with it
+too.
 """
 
 
