@@ -44,13 +44,16 @@ class Subscription:
         self._num_seen = 0
         self._deltas: asyncio.Queue[GenerationDelta] = asyncio.Queue(MAX_BUFFERED_DELTAS)
 
-    def put(self, delta: GenerationDelta) -> bool:
-        """Take a delta from the feed. False if it reveals that an earlier one was missed."""
-        if delta.serial > self._num_seen:
-            return False
+    def put(self, delta: GenerationDelta, *, is_from_log: bool = False) -> bool:
+        """Take a delta. False if it reveals that an earlier one was missed.
+
+        What even the log has lost is lost for good: an ending from the log is always taken.
+        """
         if delta.serial < self._num_seen:
             return True  # Seen already, from the log.
-        self._num_seen += 1
+        if delta.serial > self._num_seen and not (is_from_log and delta.is_last):
+            return False
+        self._num_seen = delta.serial + 1
         if self._deltas.full():
             self.is_lagging = True
         else:
@@ -167,7 +170,7 @@ class Follower:
     async def _replay(self, subscription: Subscription) -> None:
         log = await self._client.get(subscription.keys.log(subscription.request_id))
         for delta in unpack_frames(cast("bytes", log or b"")):
-            subscription.put(delta)
+            subscription.put(delta, is_from_log=True)
 
     async def _end_lost_requests(self) -> None:
         """End subscriptions whose request Redis no longer knows, seen missing twice in a row."""

@@ -86,7 +86,8 @@ end
 
 -- Publish one engine step: per request append to its log if the attempt still holds, then one
 -- feed entry per follower. A last delta ends the request. Saying the same deltas twice (a reply
--- was lost) publishes them once.
+-- was lost) publishes them once. Deltas that follow some that this server lost (it failed over)
+-- are refused as those of a lost request are; only the ending may follow a gap.
 -- keys: open, then live and log of each request
 -- args: prefix of feed keys, most entries in a feed, ms a log outlives the end,
 --       then of each request: id, attempt, serial of its first delta, number of deltas,
@@ -104,9 +105,13 @@ local function step(keys, args)
       results[i] = 'ended'
     elseif live[1] ~= attempt then
       results[i] = 'moved'
-    elseif live[5] == serial then
+    elseif tonumber(serial) < tonumber(live[5]) then
+      results[i] = live[4] and 'cancelled' or 'ok'
+    elseif serial ~= live[5] and is_last ~= '1' then
+      results[i] = 'gone'
+    else
       append(live_key, log_key, frames, args[3])
-      redis.call('HINCRBY', live_key, 'serial', count)
+      redis.call('HSET', live_key, 'serial', serial + count)
       for _, follower in ipairs(words(live[3])) do
         local feed = feeds[follower] or {}
         feed[#feed + 1] = frames
@@ -115,8 +120,6 @@ local function step(keys, args)
       if is_last == '1' then
         finish(keys[1], live_key, log_key, id, args[3])
       end
-      results[i] = live[4] and 'cancelled' or 'ok'
-    else
       results[i] = live[4] and 'cancelled' or 'ok'
     end
   end

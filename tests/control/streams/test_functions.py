@@ -148,6 +148,17 @@ def test_deltas_said_twice_are_published_once(transport: Transport) -> None:
     assert transport.client.xlen(transport.keys.feed("f1")) == 1
 
 
+def test_after_a_gap_only_the_ending_is_published(transport: Transport) -> None:
+    transport.queue("a")
+    transport.assign("a")
+    transport.say("a", 1, 0)
+    # Serials 1 and 2 were acknowledged and then lost with a server that failed over.
+    assert transport.say("a", 1, 3) == b"gone"
+    assert transport.log("a") == [0]
+    assert transport.say("a", 1, 3, is_last=True) == b"ok"
+    assert transport.log("a") == [0, 3]
+
+
 def test_one_step_is_one_feed_entry_for_each_follower(transport: Transport) -> None:
     for name in ("a", "b"):
         transport.queue(name)
