@@ -6,22 +6,31 @@ HEADRACE_KEY_PEPPER               at least 32 bytes in hexadecimal; there is no 
 HEADRACE_<FIELD>                  every other field below
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from control import starting
 from control.identity.keys import MIN_PEPPER_BYTES
+from control.server_urls import check_broker_url, check_database_url, check_redis_url
 
 
-class BadSettings(Exception):
-    """The environment lacks something or holds something unusable; one line for each."""
+def _checked(check: Callable[[str], str]) -> AfterValidator:
+    """A check of what a secret holds."""
+
+    def validate(value: SecretStr) -> SecretStr:
+        check(value.get_secret_value())
+        return value
+
+    return AfterValidator(validate)
 
 
-def _check_pepper(value: SecretStr) -> SecretStr:
+def _check_pepper(value: str) -> str:
     try:
-        pepper = bytes.fromhex(value.get_secret_value())
+        pepper = bytes.fromhex(value)
     except ValueError:
         raise ValueError("it must be hexadecimal") from None
     if len(pepper) < MIN_PEPPER_BYTES:
@@ -35,18 +44,24 @@ def _check_pepper(value: SecretStr) -> SecretStr:
 class GatewaySettings(BaseSettings):
     """Each field says who reads it."""
 
-    model_config = SettingsConfigDict(env_prefix="HEADRACE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="HEADRACE_", env_ignore_empty=True, frozen=True, extra="ignore"
+    )
 
     # api.gateway
-    database_url: SecretStr = Field(validation_alias="DATABASE_URL")
-    redis_url: SecretStr = Field(validation_alias="REDIS_URL")
-    key_pepper: Annotated[SecretStr, AfterValidator(_check_pepper)]
+    database_url: Annotated[SecretStr, _checked(check_database_url)] = Field(
+        validation_alias="DATABASE_URL"
+    )
+    redis_url: Annotated[SecretStr, _checked(check_redis_url)] = Field(validation_alias="REDIS_URL")
+    key_pepper: Annotated[SecretStr, _checked(_check_pepper)]
     database_pool_size: int = Field(8, ge=1, le=64)
     max_queued: int = Field(1024, ge=1)
     max_body_bytes: int = Field(4 * 2**20, ge=1024)
     heartbeat_s: float = Field(9.0, gt=0, le=10)
     data_dir: Path = Path(".headrace")
-    celery_broker_url: SecretStr | None = Field(None, validation_alias="CELERY_BROKER_URL")
+    celery_broker_url: Annotated[SecretStr, _checked(check_broker_url)] | None = Field(
+        None, validation_alias="CELERY_BROKER_URL"
+    )
 
     # api.server
     host: str = "127.0.0.1"
@@ -62,13 +77,5 @@ class GatewaySettings(BaseSettings):
 
 
 def read_settings() -> GatewaySettings:
-    """Read the environment. Raises BadSettings, which names variables but never their values."""
-    try:
-        return GatewaySettings()
-    except ValidationError as error:
-        lines = []
-        for detail in error.errors(include_input=False, include_url=False):
-            name = str(detail["loc"][0])
-            variable = name if name.isupper() else "HEADRACE_" + name.upper()
-            lines.append(f"{variable}: {detail['msg']}")
-        raise BadSettings("\n".join(lines)) from None
+    """Read the environment. Raises `control.starting.BadSettings`."""
+    return starting.read_settings(GatewaySettings)

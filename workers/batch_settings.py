@@ -1,6 +1,7 @@
 """What the batch worker reads from the environment; nothing else of it does.
 
-Every field names its reader. A bad or missing value stops the process with the field's name.
+Every field names its reader. A bad or missing value keeps the process from starting; it is named by
+its variable and never shown (`control.starting`).
 """
 
 import os
@@ -8,13 +9,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from workers.settings import StoreSettings
+from workers.settings import BrokerUrl, StoreSettings
 
 
 class BatchWorkerSettings(StoreSettings):
     """One batch worker. Files lie in `headrace_data_dir`/files, shared with the gateways."""
 
-    celery_broker_url: str
+    celery_broker_url: BrokerUrl
     headrace_data_dir: Path
     headrace_batch_concurrency: int = Field(default=2, ge=1, le=64)
     """Batches that this worker carries at once (BatchWorker)."""

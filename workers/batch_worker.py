@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.batches.doorbell import Doorbell, ring_due_batches
 from control.database.connection import connect as connect_database
-from control.streams.connection import check_server, connect
+from control.starting import check_redis, read_settings, refusing_to_start
 from workers.batch_app import build_app
 from workers.batch_drain import DrainPipe
 from workers.batch_process import BatchProcess
@@ -27,7 +27,9 @@ def main() -> None:
     """Carry batches until SIGTERM."""
     start_logging()
     remap_sigterm()
-    settings = BatchWorkerSettings()
+    with refusing_to_start("batch worker"):
+        settings = read_settings(BatchWorkerSettings)
+        check_redis(settings.redis_url)
     drain = DrainPipe()
     process = BatchProcess(settings, drain)
     app = build_app(settings, process)
@@ -62,8 +64,6 @@ def main() -> None:
 
 def _take_up_orphans(settings: BatchWorkerSettings) -> None:
     """Ring for what an earlier worker left behind, rather than wait for maintenance to."""
-    with connect(settings.redis_url) as client:
-        check_server(settings.redis_url, client)
     database = connect_database(settings.database_url, "batch-worker", pool_size=1)
     doorbell = Doorbell(settings.celery_broker_url)
     try:

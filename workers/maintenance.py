@@ -14,7 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from control.batches.doorbell import Doorbell, ring_due_batches
 from control.database.connection import connect as connect_database
 from control.metering.expiry import expire_lost
-from control.streams.connection import check_server, connect
+from control.starting import check_redis, read_settings, refusing_to_start
+from control.streams.connection import connect
 from workers.process import start_logging, stop_event
 from workers.settings import MaintenanceSettings
 
@@ -28,10 +29,11 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Work in rounds until SIGTERM."""
     start_logging()
-    settings = MaintenanceSettings()
+    with refusing_to_start("maintenance process"):
+        settings = read_settings(MaintenanceSettings)
+        check_redis(settings.redis_url)
     stop = stop_event()
     client = connect(settings.redis_url)
-    check_server(settings.redis_url, client)
     database = connect_database(settings.database_url, "maintenance", pool_size=2)
     doorbell = Doorbell(settings.celery_broker_url)
     duties: dict[str, Callable[[Connection], object]] = {

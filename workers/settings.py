@@ -1,22 +1,29 @@
 """What the workers read from the environment; nothing else here reads it.
 
-Every field names its reader. A bad or missing value stops the process with the field's name.
+Every field names its reader. A bad or missing value keeps the process from starting; it is named by
+its variable and never shown (`control.starting`).
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from control.server_urls import check_broker_url, check_database_url, check_redis_url
+
+DatabaseUrl = Annotated[str, AfterValidator(check_database_url)]
+RedisUrl = Annotated[str, AfterValidator(check_redis_url)]
+BrokerUrl = Annotated[str, AfterValidator(check_broker_url)]
 
 
 class StoreSettings(BaseSettings):
     """Where PostgreSQL and Redis are. Read by every worker."""
 
-    model_config = SettingsConfigDict(extra="ignore")
+    model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore")
 
-    database_url: str
-    redis_url: str
+    database_url: DatabaseUrl
+    redis_url: RedisUrl
 
 
 class ReplicaSettings(StoreSettings):
@@ -44,5 +51,5 @@ class DispatcherSettings(StoreSettings):
 class MaintenanceSettings(StoreSettings):
     """Maintenance rings batch doorbells and tidies `headrace_data_dir`."""
 
-    celery_broker_url: str
+    celery_broker_url: BrokerUrl
     headrace_data_dir: Path

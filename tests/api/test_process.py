@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from api.settings import BadSettings, read_settings
+from api.settings import read_settings
+from control.starting import BadSettings
 from tests.api.conftest import Served
 from tests.api.live_gateway import PEPPER
 from tests.api.raw_http import connected, read_answer, read_to_the_end, read_until, request
