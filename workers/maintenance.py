@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Work in rounds until SIGTERM."""
     start_logging()
+    stop = stop_event()
     with refusing_to_start("maintenance process"):
         settings = read_settings(MaintenanceSettings)
         check_redis(settings.redis_url)
-    stop = stop_event()
     client = connect(settings.redis_url)
     database = connect_database(settings.database_url, "maintenance", pool_size=2)
     doorbell = Doorbell(settings.celery_broker_url)

@@ -25,8 +25,9 @@ from control.registry.model_version import ModelVersion
 from control.registry.store import load_registry
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.snapshot_store import report, retire
+from control.starting import check_redis, read_settings, refusing_to_start
 from control.streams.clock import SharedClock
-from control.streams.connection import check_server, connect
+from control.streams.connection import connect
 from control.streams.functions import invoke, requeue
 from control.streams.keys import ModelKeys
 from engine.engine import Engine, EngineSettings
@@ -148,14 +149,15 @@ class Replica:
 def main() -> None:
     """Serve the model of the settings until SIGTERM."""
     start_logging()
-    settings = ReplicaSettings()
     stop = stop_event()
+    with refusing_to_start("replica"):
+        settings = read_settings(ReplicaSettings)
+        check_redis(settings.redis_url)
+        database = connect_database(settings.database_url, "replica")
+        version = _version_to_serve(database, settings.headrace_model)
     if settings.headrace_num_threads:
         torch.set_num_threads(settings.headrace_num_threads)
     client = connect(settings.redis_url)
-    check_server(settings.redis_url, client)
-    database = connect_database(settings.database_url, "replica")
-    version = _version_to_serve(database, settings.headrace_model)
     clock = SharedClock()
     clock.synchronize(client)
     engine, tokenizer = load_engine(version, settings, clock)
