@@ -23,8 +23,9 @@ from control.routing.placement import Load, Placement, place
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.snapshot_store import read_snapshots
 from control.routing.waiting_requests import WaitingRequests
+from control.starting import check_redis, read_settings, refusing_to_start
 from control.streams.clock import SharedClock
-from control.streams.connection import check_server, connect
+from control.streams.connection import connect
 from control.streams.functions import assign, invoke, lead
 from control.streams.keys import ModelKeys
 from control.streams.messages import QueueEntry, UnreadableMessage, unpack_entry
@@ -195,10 +196,11 @@ def _order(entry_id: str) -> tuple[int, int]:
 def main() -> None:
     """Dispatch every registered model until SIGTERM."""
     start_logging()
-    settings = DispatcherSettings()
     stop = stop_event()
+    with refusing_to_start("dispatcher"):
+        settings = read_settings(DispatcherSettings)
+        check_redis(settings.redis_url)
     client = connect(settings.redis_url)
-    check_server(settings.redis_url, client)
     database = connect_database(settings.database_url, "dispatcher")
     threads: dict[str, threading.Thread] = {}
     while not stop.is_set():
