@@ -150,8 +150,10 @@ def _bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
     if not values:
         raise AuthenticationFailed("Send your key as: Authorization: Bearer hr-…")
     key = values[0].removeprefix(_BEARER).decode("latin-1")
-    if len(values) > 1 or not values[0].startswith(_BEARER) or not is_well_formed(key):
+    if len(values) > 1 or not values[0].startswith(_BEARER):
         raise AuthenticationFailed("The Authorization header must be: Bearer, a space, one key.")
+    if not is_well_formed(key):
+        raise AuthenticationFailed("The API key is none of this service's: they begin with hr-.")
     return key
 
 

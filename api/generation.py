@@ -17,7 +17,7 @@ from api.gateway import Gateway
 from api.streaming import StreamAnswer
 from api.whole_answer import WholeAnswer
 from control.admission.reservation import Reservation
-from control.errors import Restarting, ServiceError, StoreUnavailable
+from control.errors import Cancelled, Restarting, ServiceError, StoreUnavailable
 from engine.interface.generation_request import GenerationRequest
 
 ACCEPT_LIMIT_S = 10.0
@@ -59,9 +59,10 @@ class GenerationResponse(Response):
                     await _accepted(accepting)
                     await self._answer.run(subscription, send)
                 except asyncio.CancelledError:
-                    self._withdraw(accepting)
                     if not self._gateway.drain.is_over:
+                        self._withdraw(accepting)
                         raise
+                    self._withdraw(accepting, Restarting.code)
                     _uncancel()
                     message = "This gateway is restarting. Repeat the request."
                     await self._answer.fail(Restarting(message, retry_after_ms=1000), send)
@@ -72,17 +73,17 @@ class GenerationResponse(Response):
                     self._withdraw(accepting)
                     raise
 
-    def _withdraw(self, accepting: "asyncio.Task[None]") -> None:
+    def _withdraw(self, accepting: "asyncio.Task[None]", error: str = Cancelled.code) -> None:
         """Cancel the request, in the background: the caller need not wait, or is gone."""
-        self._gateway.start(self._cancel(accepting))
+        self._gateway.start(self._cancel(accepting, error))
 
-    async def _cancel(self, accepting: "asyncio.Task[None]") -> None:
+    async def _cancel(self, accepting: "asyncio.Task[None]", error: str) -> None:
         # A cancel that overtook the acceptance would find nothing to cancel.
         await asyncio.gather(accepting, return_exceptions=True)
         for _ in range(NUM_CANCEL_TRIES):
             try:
                 await self._gateway.follower.cancel(
-                    self._reservation.model, self._request.request_id
+                    self._reservation.model, self._request.request_id, error
                 )
             except (RedisError, OSError):
                 await asyncio.sleep(CANCEL_RETRY_S)

@@ -35,5 +35,7 @@ def resolve(registry: Registry, name: str) -> ModelVersion:
     version = registry.resolve(name)
     if version is None:
         shown = ascii(name[:MAX_SHOWN_NAME])
-        raise ModelNotFound(f"There is no model {shown} here.", param="model")
+        raise ModelNotFound(
+            f"There is no model {shown} here. GET /v1/models lists those there are.", param="model"
+        )
     return version

@@ -23,7 +23,6 @@ from engine.text.tokenizer import Tokenizer
 
 _FINISHED = {SequenceEnd.STOP: FinishReason.STOP, SequenceEnd.LENGTH: FinishReason.LENGTH}
 _FAILED = {
-    SequenceEnd.CANCELLED: "cancelled",
     SequenceEnd.DEADLINE: "deadline_exceeded",
     SequenceEnd.ERROR: "internal_error",
 }
@@ -58,6 +57,7 @@ class Delivery:
         self.request = assignment.request
         self.attempt = assignment.attempt
         self.error: str | None = None
+        self._cancel_error = "cancelled"
         self.wasted_tokens = 0
         self._serial = len(log)
         self._offset = sum(len(delta.token_ids) for delta in log)
@@ -121,6 +121,10 @@ class Delivery:
         """End the request with an error whatever its sequences did."""
         self.error = self.error or error
 
+    def note_cancel(self, error: str) -> None:
+        """Say with which error the request ends if the engine cancels any of its sequences."""
+        self._cancel_error = error
+
     def settlement(self, replica_id: str) -> Settlement:
         """How the request ended; call once `is_over`."""
         is_started = self._scheduled_at is not None or self._offset > 0
@@ -183,7 +187,7 @@ class Delivery:
         elif end in _FINISHED:
             choice.finish_reason = _FINISHED[end]
         else:
-            self.fail(_FAILED[end])
+            self.fail(_FAILED.get(end, self._cancel_error))
         return text
 
     def _delta(self, choice: int, token_ids: tuple[int, ...], text: str) -> GenerationDelta:

@@ -118,8 +118,10 @@ class Inbox:
             self._bury(fields)
             return
         match message:
-            case Cancel(request_id):
-                if self._table.get(request_id) is not None:
+            case Cancel(request_id, code):
+                delivery = self._table.get(request_id)
+                if delivery is not None:
+                    delivery.note_cancel(code)
                     self._cancel(request_id)
             case Assignment():
                 self._begin(message)

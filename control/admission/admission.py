@@ -37,8 +37,9 @@ class Admission:
     async def accept(self, reservation: Reservation, request: GenerationRequest) -> None:
         """Hold the reservation and queue the request, or raise and leave neither.
 
-        Raises Overloaded when the queue is full and StoreUnavailable when a store is away. The
-        request id must be new: one that was accepted before is followed, not accepted again.
+        Raises Overloaded when the queue is full or nobody serves the model, and StoreUnavailable
+        when a store is away. The request id must be new: one that was accepted before is
+        followed, not accepted again.
         """
         try:
             await self._hold(reservation)
@@ -54,14 +55,22 @@ class Admission:
             raise StoreUnavailable(
                 "The queue does not answer. Try again shortly.", retry_after_ms=RETRY_AFTER_MS
             ) from error
-        if reply == b"full":
+        refusal = self._refusal(reply, reservation.model)
+        if refusal is not None:
             async with self._database.begin() as connection:
                 await give_back(connection, reservation.request_id)
-            raise Overloaded(
-                f"{self._max_queued} requests are waiting for {reservation.model} already. "
-                f"Try again in {RETRY_AFTER_MS} ms.",
-                retry_after_ms=RETRY_AFTER_MS,
+            raise Overloaded(refusal, retry_after_ms=RETRY_AFTER_MS)
+
+    def _refusal(self, reply: bytes, model: str) -> str | None:
+        """What a caller is told of a reply to `enqueue`; None if the request was queued."""
+        if reply == b"full":
+            return (
+                f"{self._max_queued} requests are waiting for {model} already. "
+                f"Try again in {RETRY_AFTER_MS} ms."
             )
+        if reply == b"unserved":
+            return f"No replica serves {model} at the moment. Try again later."
+        return None
 
     async def _hold(self, reservation: Reservation) -> None:
         """Write the row in one round trip; again if the connection turns out to be a dead one."""

@@ -19,13 +19,13 @@ _UNSERVED_ROLES = ("tool", "function")
 
 def _check_role(role: object) -> object:
     if role in _UNSERVED_ROLES:
-        raise unsupported("Messages of tools are not served.")
+        raise unsupported("Tools are not served yet.")
     return role
 
 
 def _check_part_type(kind: object) -> object:
     if isinstance(kind, str) and kind != "text":
-        raise unsupported("Only text parts are served.")
+        raise unsupported("Only text is served, no images, sounds or files.")
     return kind
 
 
@@ -46,6 +46,11 @@ class TextPart(StrictModel):
 
     type: Annotated[Literal["text"], BeforeValidator(_check_part_type)]
     text: str
+
+    # Known, so that what is told of an image or a sound is its type.
+    image_url: Unserved = None
+    input_audio: Unserved = None
+    file: Unserved = None
 
 
 Content = Annotated[list[TextPart], Field(min_length=1, fail_fast=True), BeforeValidator(_as_parts)]

@@ -116,16 +116,14 @@ class GenerationFields(StrictModel):
     def sampling(self, max_tokens: int, minted_seed: int, vocab_size: int) -> SamplingParams:
         """The sampling asked for. Raises InvalidRequest.
 
-        A top_k over the vocabulary means all of it, -1 means no limit. A top_p of 0 keeps the
-        most likely token alone.
+        A top_k over the vocabulary means all of it, -1 means no limit.
         """
-        keeps_one = self.top_p == 0
         top_k = 0 if self.top_k == -1 else min(_or(self.top_k, 0), vocab_size)
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=_or(self.temperature, 1.0),
-            top_p=1.0 if keeps_one else _or(self.top_p, 1.0),
-            top_k=1 if keeps_one else top_k,
+            top_p=_or(self.top_p, 1.0),
+            top_k=top_k,
             min_p=_or(self.min_p, 0.0),
             min_tokens=_or(self.min_tokens, 0),
             stop=tuple(_or(self.stop, [])),

@@ -26,6 +26,8 @@ MAX_PARAM_LENGTH = 64
 UNSUPPORTED = "unsupported_parameter"
 INVALID = "invalid_value"
 
+_NOT_YET = "Not served yet; leave this field out."
+
 
 class StrictModel(BaseModel):
     """Nothing is coerced, nothing unknown is accepted, nothing changes afterwards."""
@@ -70,7 +72,7 @@ def only(*accepted: object) -> BeforeValidator:
     def check(value: object) -> object:
         if value is None or any(type(value) is type(a) and value == a for a in accepted):
             return value
-        raise unsupported("Only the default value of this field is served.")
+        raise unsupported(_NOT_YET)
 
     return BeforeValidator(check)
 
@@ -86,7 +88,7 @@ def only_number(default: float, low: float, high: float) -> BeforeValidator:
         if not low <= value <= high:
             raise invalid(f"Must be in [{low:g}, {high:g}].")
         if value != default:
-            raise unsupported("Only the default value of this field is served.")
+            raise unsupported(_NOT_YET)
         return value
 
     return BeforeValidator(check)

@@ -9,6 +9,7 @@ from control.routing.replica_snapshot import ReplicaSnapshot
 from control.streams.keys import ModelKeys
 
 HEARTBEAT_LIFE_MS = 5000
+SERVING_LIFE_MS = 60_000
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ReplicaSnapshot)
@@ -20,6 +21,7 @@ def report(client: redis.Redis, snapshot: ReplicaSnapshot) -> None:
     pipeline = client.pipeline(transaction=False)
     pipeline.set(keys.replica(snapshot.replica_id), _encoder.encode(snapshot), px=HEARTBEAT_LIFE_MS)
     pipeline.sadd(keys.replicas, snapshot.replica_id)
+    pipeline.set(keys.serving(snapshot.weights_digest), b"1", px=SERVING_LIFE_MS)
     pipeline.execute()
 
 

@@ -122,9 +122,9 @@ class Follower:
         await self._replay(subscription)
         return True
 
-    async def cancel(self, model: str, request_id: str) -> None:
-        """Ask that the request stop. It ends within two engine steps."""
-        await invoke_async(self._client, cancel(ModelKeys(model), request_id))
+    async def cancel(self, model: str, request_id: str, error: str = "cancelled") -> None:
+        """Ask that the request stop. It ends with the error code within two engine steps."""
+        await invoke_async(self._client, cancel(ModelKeys(model), request_id, error))
 
     async def announce(self) -> None:
         """Say that this follower is alive. Call once before the first request is accepted."""

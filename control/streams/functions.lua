@@ -33,10 +33,12 @@ local function finish(open_key, live_key, log_key, id, life_ms)
 end
 
 -- Accept a request: both the live key and the place in the queue, or neither.
--- keys: live, log, queue, open
+-- Without a replica that has lately served these weights it would only wait for its deadline.
+-- keys: live, log, queue, open, serving
 -- args: request id, header, request, follower, most queued, time to live in ms
 local function enqueue(keys, args)
   if redis.call('EXISTS', keys[1]) == 1 then return 'exists' end
+  if redis.call('EXISTS', keys[5]) == 0 then return 'unserved' end
   if redis.call('XLEN', keys[3]) >= tonumber(args[5]) then return 'full' end
   local entry = redis.call('XADD', keys[3], '*', 'id', args[1], 'header', args[2])
   redis.call('HSET', keys[1], 'request', args[3], 'header', args[2], 'queue', keys[3],
@@ -133,20 +135,21 @@ end
 
 -- Cancel a request. Of an assigned one its replica is told; of a queued one the dispatcher is,
 -- through the queue itself: either ends it.
--- keys: live                      args: request id, prefix of inbox keys
+-- keys: live                      args: request id, prefix of inbox keys, error code
 local function cancel(keys, args)
   local live = redis.call('HMGET', keys[1], 'replica', 'ended', 'queue', 'entry', 'cancelled')
   if not live[1] then return 'gone' end
   if live[2] then return 'ended' end
   if live[5] then return 'cancelled' end
-  redis.call('HSET', keys[1], 'cancelled', 'cancelled')
+  redis.call('HSET', keys[1], 'cancelled', args[3])
   if live[1] == '' then
     redis.call('XDEL', live[3], live[4])
-    local entry = redis.call('XADD', live[3], '*', 'id', args[1], 'cancelled', '1')
+    local entry = redis.call('XADD', live[3], '*', 'id', args[1], 'cancelled', args[3])
     redis.call('HSET', keys[1], 'entry', entry)
     return 'queued'
   end
-  redis.call('XADD', args[2] .. live[1], '*', 'v', '1', 'kind', 'cancel', 'id', args[1])
+  redis.call('XADD', args[2] .. live[1], '*', 'v', '1', 'kind', 'cancel', 'id', args[1],
+    'error', args[3])
   return 'assigned'
 end
 

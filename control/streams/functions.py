@@ -59,7 +59,7 @@ def enqueue(
     follower_id: str,
     max_queued: int,
 ) -> FunctionCall:
-    """Accept a request. Replies b"queued", b"full" or b"exists"."""
+    """Accept a request. Replies b"queued", b"full", b"unserved" or b"exists"."""
     life_ms = int((entry.deadline_at - entry.arrival) * 1000) + LIVE_SLACK_MS
     return FunctionCall(
         "headrace_enqueue",
@@ -68,6 +68,7 @@ def enqueue(
             keys.log(entry.request_id),
             keys.queue(entry.priority_class),
             keys.open,
+            keys.serving(entry.weights_digest),
         ),
         (
             entry.request_id,
@@ -128,12 +129,14 @@ def step(keys: ModelKeys, publications: Sequence[Publication]) -> FunctionCall:
     return FunctionCall("headrace_step", tuple(names), tuple(args))
 
 
-def cancel(keys: ModelKeys, request_id: str) -> FunctionCall:
-    """Cancel a request: its replica, or the dispatcher while it is queued, will end it.
+def cancel(keys: ModelKeys, request_id: str, error: str = "cancelled") -> FunctionCall:
+    """Cancel a request: its replica, or the dispatcher while it is queued, will end it so.
 
     Replies b"assigned", b"queued", b"cancelled" (already), b"ended" or b"gone".
     """
-    return FunctionCall("headrace_cancel", (keys.live(request_id),), (request_id, keys.inbox("")))
+    return FunctionCall(
+        "headrace_cancel", (keys.live(request_id),), (request_id, keys.inbox(""), error)
+    )
 
 
 def seize(keys: ModelKeys, request_id: str, error: str) -> FunctionCall:

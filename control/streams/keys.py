@@ -11,6 +11,7 @@ request is one atomic function call (`functions.lua`).
     {model}:feed:FOLLOWER   stream   deltas of one engine step for one follower, in one entry
     {model}:replica:REPLICA string   what the replica last said of itself; expires with it
     {model}:replicas        set      replicas that may have said something
+    {model}:serving:DIGEST  string   a replica served these weights less than a minute ago
     {model}:leader          string   the fencing token of the dispatcher in charge; expires
     {model}:dead            stream   messages nobody could read, newest kept
     follower:ID             string   a gateway or batch worker is alive; expires with it
@@ -62,6 +63,10 @@ class ModelKeys:
     def replicas(self) -> str:
         """Ids of replicas that may be alive."""
         return f"{{{self.model}}}:replicas"
+
+    def serving(self, weights_digest: str) -> str:
+        """There while some replica serves these weights, and for a restart's time after."""
+        return f"{{{self.model}}}:serving:{weights_digest}"
 
     @property
     def leader(self) -> str:

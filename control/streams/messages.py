@@ -44,9 +44,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A replica is to stop the request, whatever its attempt."""
+    """A replica is to stop the request, whatever its attempt, and end it with the error code."""
 
     request_id: str
+    error: str
 
 
 InboxMessage = Assignment | Cancel
@@ -91,7 +92,7 @@ def read_inbox_message(fields: dict[bytes, bytes]) -> InboxMessage:
     try:
         request_id = fields[b"id"].decode()
         if fields[b"kind"] == b"cancel":
-            return Cancel(request_id)
+            return Cancel(request_id, fields[b"error"].decode())
         if fields[b"kind"] == b"assignment":
             weights_digest = fields[b"weights"].decode()
             request = unpack_request(fields[b"request"])

@@ -29,7 +29,7 @@ def sample(
     # The largest score is finite exactly if the row has no NaN, no +inf, and any score at all.
     is_healthy = logits.amax(dim=-1).isfinite().tolist()
     token_ids = logits.argmax(dim=-1)
-    drawn = [row for row, sequence in enumerate(sequences) if not _is_greedy(sequence.sampling)]
+    drawn = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
     if drawn:
         token_ids[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
     return [
@@ -46,10 +46,6 @@ def _forbid_early_ends(
         if sequence.num_output_tokens < sampling.min_tokens:
             eos = frozenset() if sampling.ignore_eos else eos_token_ids
             logits[row, sorted(eos.union(sampling.stop_token_ids))] = float("-inf")
-
-
-def _is_greedy(sampling: SamplingParams) -> bool:
-    return sampling.is_greedy or sampling.top_k == 1
 
 
 def _draw(logits: Tensor, sequences: Sequence[ScheduledSequence]) -> Tensor:

@@ -23,8 +23,9 @@ GREEDY_TEMPERATURE = 1e-3
 class SamplingParams:
     """Sampling settings of one request; every choice of the request shares them.
 
-    `top_k` 0 means no limit. `seed` keys the counter-based noise together with the choice
-    index and the token position, so equal seeds give equal tokens in any schedule.
+    `top_k` 0 means no limit, a `top_p` of 0 keeps the most likely token alone. `seed` keys the
+    counter-based noise together with the choice index and the token position, so equal seeds
+    give equal tokens in any schedule.
     """
 
     max_tokens: int
@@ -42,13 +43,13 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """True when every token is the argmax of its logits."""
-        return self.temperature < GREEDY_TEMPERATURE
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1 or self.top_p == 0
 
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidRequest naming the first field outside its range."""
         _require(1 <= self.max_tokens < 2**31, "max_tokens", "must be at least 1")
         _require(_in_range(self.temperature, 0.0, 2.0), "temperature", "must be in [0, 2]")
-        _require(_in_range(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", "must be in (0, 1]")
+        _require(_in_range(self.top_p, 0.0, 1.0), "top_p", "must be in [0, 1]")
         _require(self.top_k >= 0, "top_k", "must be 0 (off) or more")
         _require(_in_range(self.min_p, 0.0, 1.0), "min_p", "must be in [0, 1]")
         _require(

@@ -20,6 +20,7 @@ from control.registry.manifest import verify_manifest
 from control.registry.model_version import ModelVersion
 from control.registry.store import register_version
 from control.streams.connection import connect as connect_redis
+from control.streams.keys import ModelKeys
 from tests.api.live_gateway import PEPPER, LiveGateway, gateway_settings, live_gateway
 from tests.api.scripted_replica import ScriptedReplica, hello
 from workers.scripted_model import make_scripted_model
@@ -54,10 +55,11 @@ class Served:
         return record.key_id, key
 
     def register(self, suffix: str) -> str:
-        """Another name for the same weights, which nobody serves."""
+        """Another name for the same weights, served a moment ago and by nobody now."""
         name = f"{self.model}-{suffix}"
         with self.database.begin() as connection:
             register_version(connection, replace(self.version, model=name))
+        self.client.set(ModelKeys(name).serving(self.version.weights_digest), b"1")
         return name
 
     def count_rows(self, model: str) -> int:

@@ -258,3 +258,21 @@ def _wait_for_runs(replica: ScriptedReplica, count: int) -> None:
 
 def _queue(keys: ModelKeys) -> str:
     return keys.queue(PriorityClass.INTERACTIVE)
+
+
+def test_a_model_that_no_replica_serves_is_told_at_once(
+    start_gateway: Callable[..., LiveGateway], served: Served
+) -> None:
+    unserved = served.register("gone")
+    served.client.delete(ModelKeys(unserved).serving(served.version.weights_digest))
+    gateway = start_gateway()
+    body = {"model": unserved, "prompt": "hello", "stream": True}
+    response = httpx.post(
+        f"http://127.0.0.1:{gateway.port}/v1/completions",
+        json=body,
+        headers={"Authorization": f"Bearer {served.key}"},
+    )
+    assert response.status_code == 503
+    assert "No replica serves" in response.json()["error"]["message"]
+    assert response.headers["retry-after"] == "1"
+    assert served.count_rows(unserved) == 0

@@ -109,7 +109,7 @@ CHAT: list[Case] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "unsupported_parameter",
-        "messages[0].content[0].image_url",
+        "messages[0].content[0].type",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "audio", "text": ""}]}]},
@@ -283,7 +283,7 @@ def test_sampling_reaches_the_engine_as_asked(
     http.post("/v1/completions", json={"model": served.model, "prompt": "abc", **fields})
     run = replica.latest()
     sampling = run.request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 1.0, 1)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.0, 259)
     assert (sampling.min_tokens, sampling.max_tokens, sampling.n) == (2, 7, 2)
     assert (sampling.stop, sampling.stop_token_ids) == (("\n",), (3,))
     assert sampling.ignore_eos is True

@@ -105,6 +105,8 @@ class Service:
             created_at=datetime.now(UTC),
             is_in_force=True,
         )
+        # As if a replica had served it lately: requests may wait for the next one.
+        self.client.set(self.keys.serving(self.version.weights_digest), b"1")
         with self.database.begin() as connection:
             register_version(connection, self.version)
             self.tenant = create_tenant(connection, self.model)

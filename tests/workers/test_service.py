@@ -65,6 +65,19 @@ async def test_a_cancelled_request_stops_frees_and_bills_what_was_said(service: 
     replica.drain()
 
 
+async def test_a_request_stopped_by_a_leaving_gateway_is_told_from_a_hang_up(
+    service: Service,
+) -> None:
+    service.start_replica(delay_ms=20)
+    async with service.caller() as caller:
+        request = service.request(b"x" * 200, max_tokens=200)
+        await caller.ask(request, most=3)
+        await caller.follower.cancel(service.model, request.request_id, "server_restarting")
+        await asyncio.to_thread(until, lambda: service.state(request.request_id) == "failed")
+    ((_, _, _, outcome, error),) = service.usage(request.request_id)
+    assert (outcome, error) == ("failed", "server_restarting")
+
+
 async def test_a_request_cancelled_in_the_queue_is_never_computed(service: Service) -> None:
     async with service.caller() as caller:
         request = service.request(b"nobody will say this")

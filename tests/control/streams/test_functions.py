@@ -39,6 +39,7 @@ class Transport:
         self.client = client
         self.keys = ModelKeys(f"m-{secrets.token_hex(4)}")
         assert self(lead(self.keys, TOKEN, 60_000)) == b"leading"
+        client.set(self.keys.serving(DIGEST), b"1")
 
     def __call__(self, call: FunctionCall) -> Any:
         return invoke(self.client, call)
@@ -99,6 +100,12 @@ def test_a_full_queue_refuses_and_keeps_nothing(transport: Transport) -> None:
     assert transport.queue("b", max_queued=1) == b"full"
     assert not transport.client.exists(transport.keys.live("b"))
     assert transport.client.smembers(transport.keys.open) == {b"a"}
+
+
+def test_a_request_that_nobody_serves_is_refused(transport: Transport) -> None:
+    transport.client.delete(transport.keys.serving(DIGEST))
+    assert transport.queue("a") == b"unserved"
+    assert not transport.client.exists(transport.keys.live("a"))
 
 
 def test_a_request_is_queued_once(transport: Transport) -> None:
@@ -186,7 +193,7 @@ def test_a_cancel_tells_the_replica_once(transport: Transport) -> None:
     transport.assign("a")
     assert transport(cancel(transport.keys, "a")) == b"assigned"
     assert transport(cancel(transport.keys, "a")) == b"cancelled"
-    assert transport.inbox()[1:] == [Cancel("a")]
+    assert transport.inbox()[1:] == [Cancel("a", "cancelled")]
     assert transport.say("a", 1, 0) == b"cancelled"
     assert transport.log("a") == [0]
 
