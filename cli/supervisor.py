@@ -14,6 +14,8 @@ from pathlib import Path
 from cli.child import ChildDidNotStart, ChildRun, ChildSpec, describe_status
 from cli.restart_policy import RestartPolicy
 
+_PATIENCE_S = 1.0
+
 
 @dataclass(slots=True)
 class _Child:
@@ -39,6 +41,11 @@ class Supervisor:
         """The children under supervision, in the order of their start."""
         return tuple(self._children)
 
+    @property
+    def longest_stop_s(self) -> float:
+        """The longest that `stop` may take now: each child's grace, one after another."""
+        return sum(child.spec.grace_s for child in self._children.values())
+
     def pid_of(self, name: str) -> int | None:
         """The process id of a child's present run, or None between two runs."""
         run = self._children[name].run
@@ -57,13 +64,16 @@ class Supervisor:
         child.keeper = asyncio.create_task(self._keep(child), name=f"keep {spec.name}")
 
     async def remove(self, name: str) -> None:
-        """Drain one child and forget it."""
+        """Drain one child and forget it; a wait that can be noticed is reported."""
         child = self._children[name]
         if child.keeper is not None:
             child.keeper.cancel()
             await asyncio.wait([child.keeper])
         if child.run is not None:
-            await child.run.stop()
+            stopping = asyncio.ensure_future(child.run.stop())
+            if not (await asyncio.wait([stopping], timeout=_PATIENCE_S))[0]:
+                self._report(f"Waiting for {name} to finish (up to {child.spec.grace_s:g} s).")
+            await stopping
         del self._children[name]
 
     async def stop(self) -> None:

@@ -200,6 +200,24 @@ async def test_a_child_that_does_not_listen_is_killed_after_its_grace(stage: Sta
     await eventually(lambda: is_free(stage.folder / "lock"))
 
 
+async def test_whoever_keeps_a_stop_waiting_is_named_and_nobody_else(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubborn = "trap '' TERM; touch {name}.up; exec /bin/sleep 600"
+    await stage.supervisor.add(stage.child("quick", grace_s=7.0))
+    await stage.supervisor.add(stage.child("slow", stubborn, grace_s=0.5))
+    await eventually((stage.folder / "slow.up").exists)
+    assert stage.supervisor.longest_stop_s == 7.5
+    monkeypatch.setattr("cli.supervisor._PATIENCE_S", 0.1)
+
+    await stage.supervisor.remove("slow")
+    assert stage.reports == ["Waiting for slow to finish (up to 0.5 s)."]
+    monkeypatch.undo()
+    await stage.supervisor.stop()
+    assert len(stage.reports) == 1
+    assert stage.supervisor.longest_stop_s == 0
+
+
 async def test_what_a_child_leaves_behind_is_swept_up(stage: Stage) -> None:
     await stage.supervisor.add(stage.child("parent", lock=stage.folder / "lock"))
     assert not is_free(stage.folder / "lock")
