@@ -11,17 +11,15 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cli.env_file import read_env_file, write_env_file
+from cli.settings import ADMIN_KEY, API_KEY, BASE_URL
 from control.identity.keys import create_key, find_key, hash_key
 from control.identity.tenants import create_tenant, list_tenants
 
 DEMO_FILE = "demo.env"
 _TENANT = "demo"
-_BASE_URL = "HEADRACE_BASE_URL"
-_API_KEY = "HEADRACE_API_KEY"
-_ADMIN_KEY = "HEADRACE_ADMIN_KEY"
 _SCOPES = {
-    _API_KEY: frozenset({"inference", "batch", "usage"}),
-    _ADMIN_KEY: frozenset({"admin"}),
+    API_KEY: frozenset({"inference", "batch", "usage"}),
+    ADMIN_KEY: frozenset({"admin"}),
 }
 
 
@@ -47,8 +45,8 @@ async def grant_demo_access(
             key = await connection.run_sync(_mint, pepper, scopes)
         keys[name] = key
     await connection.commit()
-    write_env_file(path, {_BASE_URL: base_url, **keys})
-    return DemoAccess(base_url, keys[_API_KEY], keys[_ADMIN_KEY])
+    write_env_file(path, {BASE_URL: base_url, **keys})
+    return DemoAccess(base_url, keys[API_KEY], keys[ADMIN_KEY])
 
 
 def _mint(connection: Connection, pepper: bytes, scopes: frozenset[str]) -> str:

@@ -1,5 +1,6 @@
 """Where the gateway will listen, and how a client on this machine reaches it."""
 
+import errno
 import socket
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ from cli.errors import CommandFailed
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - recognised, not bound
 
 
-class PortTaken(CommandFailed):
+class CannotListen(CommandFailed):
     """The address cannot be listened on."""
 
 
@@ -21,7 +22,7 @@ class ListeningAddress:
 
     @classmethod
     def claim(cls, host: str, port: int) -> "ListeningAddress":
-        """Check that the address is free; port 0 chooses one that is. Raises PortTaken."""
+        """Check that the address is free; port 0 chooses one that is. Raises CannotListen."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -31,10 +32,7 @@ class ListeningAddress:
                 probe.listen(1)
                 return cls(host, probe.getsockname()[1])
         except OSError as error:
-            raise PortTaken(
-                f"Cannot listen on {host} port {port}: {error.strerror or error}. "
-                "Stop what listens there, or choose another port with --port."
-            ) from error
+            raise CannotListen(f"Cannot listen on {host} port {port}: {_reason(error)}") from error
 
     @property
     def reachable_host(self) -> str:
@@ -46,3 +44,17 @@ class ListeningAddress:
         """The address as a URL for a client on this machine."""
         host = self.reachable_host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def _reason(error: OSError) -> str:
+    """What is wrong, and what to do about it."""
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return (
+            "that is no address of this machine. Choose with --host: 127.0.0.1 for clients on "
+            "this machine alone, 0.0.0.0 for every address that it has, or one of them."
+        )
+    if error.errno == errno.EADDRINUSE:
+        return "it is taken. Stop what listens there, or choose another port with --port."
+    if error.errno == errno.EACCES:
+        return "this user may not. Choose a port of 1024 or more with --port."
+    return f"{error.strerror or error}. Choose another address with --host and --port."

@@ -15,8 +15,10 @@ from typing import Annotated
 import typer
 
 from cli.admin import admin
+from cli.data_dir import DEFAULT_DATA_DIR, DataDir
 from cli.errors import CommandFailed
-from cli.settings import DATABASE_URL, REDIS_URL, ServeSettings, default_data_dir, setting
+from cli.running_serve import setting
+from cli.settings import DATABASE_URL, REDIS_URL, ServeSettings
 from control.errors import ServiceError
 
 app = typer.Typer(
@@ -31,21 +33,15 @@ app.add_typer(admin, name="admin")
 app.add_typer(weights, name="weights")
 app.add_typer(bench, name="bench")
 
-DataDir = Annotated[
-    Path,
-    typer.Option(
-        default_factory=default_data_dir,
-        help="Folder of a running `headrace serve`; not needed where the environment says it all.",
-    ),
-]
+_BY_HAND = (
+    "All are read from the environment. To add one to a running `headrace serve`: "
+    "set -a; . .headrace/serve.env; set +a"
+)
 
 
 @app.command()
 def serve(
-    data_dir: Annotated[
-        Path,
-        typer.Option(default_factory=default_data_dir, help="Where everything is kept."),
-    ],
+    data_dir: Annotated[Path, typer.Option(help="Where everything is kept.")] = DEFAULT_DATA_DIR,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free one.")] = 8000,
     model: Annotated[
@@ -53,7 +49,11 @@ def serve(
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Copies of the model.")] = 1,
 ) -> None:
-    """Run the whole service on this machine, until Ctrl-C or SIGTERM."""
+    """Run the whole service on this machine, until Ctrl-C or SIGTERM.
+
+    DATABASE_URL, REDIS_URL and CELERY_BROKER_URL, where set, name servers of your own in place
+    of the embedded ones.
+    """
     from rich.console import Console
 
     from cli.listening_address import ListeningAddress
@@ -66,44 +66,63 @@ def serve(
     try:
         asyncio.run(serve(options, ServeSettings.from_environment(), progress))
     except OSError as error:
-        raise CommandFailed(f"Cannot go on: {error}") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise CommandFailed(f"Cannot go on: {error.strerror or error}{where}.") from error
 
 
-@app.command()
+@app.command(epilog=_BY_HAND)
 def gateway() -> None:
-    """Answer HTTP; any number may run behind a load balancer."""
+    """Answer HTTP; any number may run behind a load balancer.
+
+    Needs DATABASE_URL, REDIS_URL and HEADRACE_KEY_PEPPER; CELERY_BROKER_URL, HEADRACE_DATA_DIR,
+    HEADRACE_HOST and HEADRACE_PORT may be set.
+    """
     from api.main import main
 
     main()
 
 
-@app.command()
+@app.command(epilog=_BY_HAND)
 def dispatcher() -> None:
-    """Give waiting requests to replicas; one leads, others stand by."""
+    """Give waiting requests to replicas; one leads, others stand by.
+
+    Needs DATABASE_URL and REDIS_URL.
+    """
     from workers.dispatcher import main
 
     main()
 
 
-@app.command()
+@app.command(epilog=_BY_HAND)
 def replica() -> None:
-    """Run one copy of a model."""
+    """Run one copy of a model.
+
+    Needs DATABASE_URL, REDIS_URL and HEADRACE_MODEL (a model in force, or name@version);
+    HEADRACE_KV_TOKENS, HEADRACE_DTYPE and HEADRACE_NUM_THREADS may be set.
+    """
     from workers.replica import main
 
     main()
 
 
-@app.command("batch-worker")
+@app.command("batch-worker", epilog=_BY_HAND)
 def batch_worker() -> None:
-    """Work through batch jobs; any number may run, on nodes that may vanish."""
+    """Work through batch jobs; any number may run, on nodes that may vanish.
+
+    Needs DATABASE_URL, REDIS_URL, CELERY_BROKER_URL and HEADRACE_DATA_DIR (for its files);
+    HEADRACE_BATCH_CONCURRENCY and HEADRACE_BATCH_WINDOW may be set.
+    """
     from workers.batch_worker import main
 
     main()
 
 
-@app.command()
+@app.command(epilog=_BY_HAND)
 def maintenance() -> None:
-    """Rescue, settle and prune what others left behind."""
+    """Rescue, settle and prune what others left behind.
+
+    Needs DATABASE_URL, REDIS_URL, CELERY_BROKER_URL and HEADRACE_DATA_DIR.
+    """
     from workers.maintenance import main
 
     main()
@@ -111,17 +130,17 @@ def maintenance() -> None:
 
 @app.command()
 def migrate(
-    data_dir: DataDir,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
     revision: Annotated[str, typer.Option(help="Where to stop.")] = "head",
 ) -> None:
     """Bring the database's schema up to date."""
-    from control.database.migrate import upgrade
+    from cli.schema import bring_schema_up_to_date
 
-    upgrade(setting(DATABASE_URL, data_dir), revision)
+    bring_schema_up_to_date(setting(DATABASE_URL, data_dir), revision)
 
 
 @app.command()
-def status(data_dir: DataDir) -> None:
+def status(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """What each replica last said of itself."""
     from cli.status import show_status
 
@@ -130,6 +149,7 @@ def status(data_dir: DataDir) -> None:
 
 @weights.command()
 def fetch(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
     weight_store: Annotated[
         Path | None, typer.Option(help="Default: HEADRACE_WEIGHT_STORE, else the data folder's.")
     ] = None,
@@ -138,7 +158,7 @@ def fetch(
     from workers.demo_model import DemoModelUnavailable, fetch_demo_model
 
     store = weight_store or ServeSettings.from_environment().weight_store
-    store = store or default_data_dir() / "weights"
+    store = store or data_dir / "weights"
     try:
         folder = fetch_demo_model(store, lambda text: typer.echo(text, err=True))
     except DemoModelUnavailable as error:
@@ -148,7 +168,7 @@ def fetch(
 
 @weights.command()
 def register(
-    data_dir: DataDir,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
     model: Annotated[
         str | None, typer.Option(help="A model folder. Without it: the demo model.")
     ] = None,

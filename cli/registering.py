@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cli.served_model import find_model
+from cli.stores import failures_in_words
 from control.database.connection import connect
 from control.registry.model_version import ModelVersion
 from control.registry.store import register_version
@@ -28,7 +29,7 @@ def register_model(
     version = asyncio.run(find_model(wish, weight_store, is_test_build, progress))
     engine = connect(database_url, "register", pool_size=1)
     try:
-        with engine.begin() as connection:
+        with failures_in_words(), engine.begin() as connection:
             register_version(connection, version)
     finally:
         engine.dispose()

@@ -10,22 +10,18 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import redis.asyncio
-import redis.exceptions
-from sqlalchemy.exc import OperationalError
-
 from cli import data_dir as data_dirs
-from cli.demo_access import DEMO_FILE, DemoAccess, grant_demo_access
+from cli.demo_access import DemoAccess, grant_demo_access
 from cli.embedded_postgres import prepare_postgres
 from cli.embedded_valkey import prepare_valkey
 from cli.env_file import write_env_file
-from cli.errors import CommandFailed
 from cli.listening_address import ListeningAddress
 from cli.processes import Fleet, process_specs
 from cli.progress import Progress
 from cli.ready_block import ready_block
 from cli.restart_policy import RestartPolicy
 from cli.runtime_folder import make_runtime_folder, remove_runtime_folder
+from cli.schema import bring_schema_up_to_date
 from cli.served_model import find_model
 from cli.settings import (
     SERVERS_FILE,
@@ -34,13 +30,15 @@ from cli.settings import (
     broker_beside,
     child_environment,
     pepper_bytes,
+    service_environment,
 )
+from cli.stores import failures_in_words
 from cli.supervisor import Supervisor, drain_on_signals
 from cli.system_user import database_user
 from control.database.connection import connect_async
-from control.database.migrate import upgrade
 from control.registry.model_version import ModelVersion
 from control.registry.store import register_version
+from control.starting import check_redis
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,11 @@ async def serve(options: ServeOptions, settings: ServeSettings, progress: Progre
             await stopping
         finally:
             stopping.cancel()
-            progress.say("Stopping: requests in flight are finished or handed back.")
+            if supervisor.names:
+                progress.say(
+                    "Stopping: requests in flight are finished or handed back. This may take up "
+                    f"to {supervisor.longest_stop_s:g} s."
+                )
             await supervisor.stop()
             remove_runtime_folder(options.data_dir)
             (options.data_dir / SERVERS_FILE).unlink(missing_ok=True)
@@ -81,24 +83,26 @@ async def _start(
 ) -> None:
     servers = await _start_servers(supervisor, options.data_dir, settings, progress)
     with progress.step("database schema"):
-        await _bring_schema_up_to_date(servers.database_url)
+        await asyncio.to_thread(bring_schema_up_to_date, servers.database_url)
     weight_store = settings.weight_store or options.data_dir / "weights"
     with progress.step("model"):
         model = await find_model(options.model, weight_store, settings.is_test_build, progress.say)
     access = await _register(servers, model, options)
-    service = {
+    about = {
         "HEADRACE_DATA_DIR": str(options.data_dir),
         "HEADRACE_WEIGHT_STORE": str(weight_store),
         "HEADRACE_HOST": options.address.host,
         "HEADRACE_PORT": str(options.address.port),
         "HEADRACE_MODEL": model.pinned_name,
     }
-    environment = child_environment(servers, service)
+    service = service_environment(servers, about)
+    write_env_file(options.data_dir / SERVERS_FILE, service)
+    environment = child_environment(service)
     fleet = Fleet(model.model, options.num_replicas, options.address)
     for spec in process_specs(environment, servers.redis_url, fleet):
         with progress.step(spec.name):
             await supervisor.add(spec)
-    progress.show(ready_block(access, model.model, str(options.data_dir / DEMO_FILE)))
+    progress.show(ready_block(access, model.model, options.data_dir))
 
 
 async def _start_servers(
@@ -124,46 +128,28 @@ async def _start_servers(
             await supervisor.add(valkey.child())
         redis_url, broker_url = valkey.url, broker_url or valkey.broker_url
     else:
-        await _check_redis(redis_url)
-    servers = Servers(
+        with failures_in_words():
+            await asyncio.to_thread(check_redis, redis_url)
+    return Servers(
         database_url=database_url,
         redis_url=redis_url,
         broker_url=broker_url or broker_beside(redis_url),
         key_pepper=settings.key_pepper or data_dirs.key_pepper(data_dir),
     )
-    write_env_file(data_dir / SERVERS_FILE, servers.environment())
-    return servers
-
-
-async def _check_redis(redis_url: str) -> None:
-    client = redis.asyncio.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5)
-    try:
-        await client.ping()
-    except redis.exceptions.RedisError as error:
-        raise CommandFailed(f"The server at REDIS_URL does not answer: {error}") from error
-    finally:
-        await client.aclose()
-
-
-async def _bring_schema_up_to_date(database_url: str) -> None:
-    try:
-        await asyncio.to_thread(upgrade, database_url)
-    except OperationalError as error:
-        # The driver's own words: SQLAlchemy's would be fine too, the URL would not.
-        raise CommandFailed(f"The database does not answer: {error.orig}") from error
 
 
 async def _register(servers: Servers, model: ModelVersion, options: ServeOptions) -> DemoAccess:
     engine = connect_async(servers.database_url, "serve", pool_size=1)
     try:
-        async with engine.begin() as connection:
-            await connection.run_sync(register_version, model)
-        async with engine.connect() as connection:
-            return await grant_demo_access(
-                connection,
-                pepper_bytes(servers.key_pepper),
-                options.data_dir,
-                f"{options.address.origin}/v1",
-            )
+        with failures_in_words():
+            async with engine.begin() as connection:
+                await connection.run_sync(register_version, model)
+            async with engine.connect() as connection:
+                return await grant_demo_access(
+                    connection,
+                    pepper_bytes(servers.key_pepper),
+                    options.data_dir,
+                    f"{options.address.origin}/v1",
+                )
     finally:
         await engine.dispose()

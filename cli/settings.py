@@ -1,19 +1,19 @@
 """What the command line reads from the environment, and what it tells its children there.
 
-The variables in `Servers.environment` and `child_environment` are the interface between
-`headrace serve` (or compose, systemd, Kubernetes) and the processes; each process reads them in
-settings of its own. Secrets come this way or in a file, never as an argument.
+The variables in `service_environment` are the interface between `headrace serve` (or compose,
+systemd, Kubernetes) and the processes; each process reads them in settings of its own. Secrets
+come this way or in a file, never as an argument.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from cli.env_file import read_env_file
 from cli.errors import CommandFailed
 from control.identity.keys import MIN_PEPPER_BYTES
+from control.server_urls import check_broker_url, check_database_url, check_redis_url
 
 SERVERS_FILE = "serve.env"
 DATABASE_URL = "DATABASE_URL"
@@ -23,15 +23,16 @@ KEY_PEPPER = "HEADRACE_KEY_PEPPER"
 WEIGHT_STORE = "HEADRACE_WEIGHT_STORE"
 CLUSTER_HOME = "HEADRACE_CLUSTER_HOME"
 TEST_BUILD = "HEADRACE_TEST_BUILD"
+BASE_URL = "HEADRACE_BASE_URL"
+API_KEY = "HEADRACE_API_KEY"
+ADMIN_KEY = "HEADRACE_ADMIN_KEY"
+
+_PREFIX = "HEADRACE_"
+_OF_CLIENTS = {BASE_URL, API_KEY, ADMIN_KEY}
 
 
 class SettingMissing(CommandFailed):
     """A variable that a command needs is absent or unusable."""
-
-
-def default_data_dir() -> Path:
-    """Where a person's own data lies when no folder is named."""
-    return Path.home() / ".local" / "share" / "headrace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,10 @@ class ServeSettings:
 
     @classmethod
     def from_environment(cls) -> "ServeSettings":
-        """Read each variable once; an empty one counts as not set."""
+        """Read each variable once; an empty one counts as not set. Raises SettingMissing."""
         given = {name: value for name, value in _environment().items() if value}
+        for name, value in given.items():
+            check(name, value)
         return cls(
             database_url=given.get(DATABASE_URL),
             redis_url=given.get(REDIS_URL),
@@ -80,9 +83,21 @@ class Servers:
         }
 
 
-def child_environment(servers: Servers, service: Mapping[str, str]) -> dict[str, str]:
-    """Our own environment, the servers, and what `service` says about this service."""
-    return _environment() | servers.environment() | dict(service)
+def service_environment(servers: Servers, service: Mapping[str, str]) -> dict[str, str]:
+    """All that makes a process one of this service: our own HEADRACE_ settings, the servers, and
+    what `service` says. What a client needs is not part of it.
+    """
+    ours = {
+        name: value
+        for name, value in _environment().items()
+        if name.startswith(_PREFIX) and name not in _OF_CLIENTS
+    }
+    return ours | servers.environment() | dict(service)
+
+
+def child_environment(service: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a child: ours (for PATH and the like) and the service's."""
+    return _environment() | dict(service)
 
 
 def broker_beside(redis_url: str) -> str:
@@ -93,32 +108,44 @@ def broker_beside(redis_url: str) -> str:
     return urlunsplit(parts._replace(path="/1"))
 
 
+def given(name: str) -> str | None:
+    """A variable of the environment; None if it is not set or empty. Raises SettingMissing."""
+    value = _environment().get(name)
+    return check(name, value) if value else None
+
+
+def check(name: str, value: str) -> str:
+    """The value, if it can be one of that variable. Raises SettingMissing, without the value."""
+    try:
+        return _CHECKS[name](value) if name in _CHECKS else value
+    except ValueError as error:
+        raise SettingMissing(f"{name}: {error}") from None
+
+
 def pepper_bytes(key_pepper: str) -> bytes:
     """The pepper itself. Raises SettingMissing, without its value, if it is none."""
+    return bytes.fromhex(check(KEY_PEPPER, key_pepper))
+
+
+def _check_pepper(key_pepper: str) -> str:
     try:
         pepper = bytes.fromhex(key_pepper)
     except ValueError:
         pepper = b""
     if len(pepper) < MIN_PEPPER_BYTES:
-        raise SettingMissing(
-            f"{KEY_PEPPER} must hold {MIN_PEPPER_BYTES} bytes or more in hexadecimal "
-            "(openssl rand -hex 32 makes them)."
+        raise ValueError(
+            f"it must hold {MIN_PEPPER_BYTES} bytes or more in hexadecimal "
+            "(openssl rand -hex 32 makes them)"
         )
-    return pepper
+    return key_pepper
 
 
-def setting(name: str, data_dir: Path) -> str:
-    """A variable: from the environment, else from what a serve on this data folder wrote.
-
-    Raises SettingMissing.
-    """
-    value = _environment().get(name) or read_env_file(data_dir / SERVERS_FILE).get(name)
-    if not value:
-        raise SettingMissing(
-            f"{name} is not set, and no `headrace serve` has run on {data_dir}. "
-            f"Set {name}, or name the folder with --data-dir."
-        )
-    return value
+_CHECKS: dict[str, Callable[[str], str]] = {
+    DATABASE_URL: check_database_url,
+    REDIS_URL: check_redis_url,
+    BROKER_URL: check_broker_url,
+    KEY_PEPPER: _check_pepper,
+}
 
 
 def _environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import redis
 
+from cli.stores import failures_in_words
 from cli.table import print_table
 from control.database.connection import connect
 from control.registry.store import load_registry
@@ -12,19 +13,30 @@ _COLUMNS = ("replica", "version", "accepting", "running", "waiting", "KV blocks 
 
 
 def show_status(database_url: str, redis_url: str) -> None:
-    """Print one row for each replica of each registered model; the silent ones last."""
+    """Print one row for each replica of each registered model; the silent ones last.
+
+    A replica's name begins with its model, so only the version is told beside it. Raises
+    StoreUnusable.
+    """
+    with failures_in_words():
+        print_table(_COLUMNS, _rows(database_url, redis_url))
+
+
+def _rows(database_url: str, redis_url: str) -> list[tuple[str, ...]]:
     engine = connect(database_url, "status", pool_size=1)
-    with engine.connect() as connection:
-        models = load_registry(connection).models
-    engine.dispose()
+    try:
+        with engine.connect() as connection:
+            models = load_registry(connection).models
+    finally:
+        engine.dispose()
     rows: list[tuple[str, ...]] = []
-    with redis.Redis.from_url(redis_url, socket_timeout=5) as client:
+    with redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5) as client:
         for model in models:
             living, silent = read_snapshots(client, ModelKeys(model))
             rows += [
                 (
                     snapshot.replica_id,
-                    f"{snapshot.model}@{snapshot.version}",
+                    snapshot.version,
                     "yes" if snapshot.is_accepting else "no",
                     f"{snapshot.num_running} of {snapshot.num_sequences_max}",
                     str(snapshot.num_waiting),
@@ -33,5 +45,5 @@ def show_status(database_url: str, redis_url: str) -> None:
                 )
                 for snapshot in living.values()
             ]
-            rows += [(each, model, "silent", "", "", "", "") for each in sorted(silent)]
-    print_table(_COLUMNS, rows)
+            rows += [(each, "", "silent", "", "", "", "") for each in sorted(silent)]
+    return rows

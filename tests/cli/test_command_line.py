@@ -1,23 +1,38 @@
 """What the `headrace` command says when something is not as it must be, and when it is."""
 
 import ast
+import errno
 import json
+import os
 import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from pydantic_settings import BaseSettings
 
+from api.settings import GatewaySettings
 from cli import data_dir as data_dirs
 from cli.demo_access import DemoAccess
-from cli.listening_address import ListeningAddress, PortTaken
+from cli.listening_address import CannotListen, ListeningAddress
 from cli.processes import Fleet, headrace, process_specs
-from cli.ready_block import ready_block
+from cli.ready_block import QUESTION, TEMPERATURE, ready_block
 from cli.served_model import ModelNotServable, find_model
+from workers.batch_settings import BatchWorkerSettings
+from workers.settings import DispatcherSettings, MaintenanceSettings, ReplicaSettings
 
 PROCESSES = ["gateway", "dispatcher", "replica", "batch-worker", "maintenance"]
+DATA_DIR = Path("/data")
+SETTINGS: dict[str, type[BaseSettings]] = {
+    "gateway": GatewaySettings,
+    "dispatcher": DispatcherSettings,
+    "replica": ReplicaSettings,
+    "batch-worker": BatchWorkerSettings,
+    "maintenance": MaintenanceSettings,
+}
 ACCESS = DemoAccess("http://127.0.0.1:8000/v1", "hr-key", "hr-admin")
 
 
@@ -31,12 +46,49 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def prefix(settings: type[BaseSettings]) -> str:
+    return settings.model_config.get("env_prefix", "")
+
+
 def test_help_names_every_command() -> None:
     said = run("--help")
 
     assert said.returncode == 0
     for name in [*PROCESSES, "serve", "migrate", "status", "admin", "weights", "bench"]:
         assert name in said.stdout
+
+
+def test_every_command_looks_into_the_same_folder_and_says_so() -> None:
+    for command in (
+        ("serve",),
+        ("status",),
+        ("migrate",),
+        ("admin", "tenant", "create"),
+        ("admin", "tenant", "list"),
+        ("admin", "key", "create"),
+        ("admin", "key", "list"),
+        ("admin", "key", "revoke"),
+        ("weights", "fetch"),
+        ("weights", "register"),
+    ):
+        said = run(*command, "--help", COLUMNS="200")
+        option = said.stdout[said.stdout.index("--data-dir") :].splitlines()[0]
+        assert "[default: .headrace]" in option, command
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_the_help_of_a_process_names_every_variable_that_it_needs(process: str) -> None:
+    needed = {
+        variable
+        for name, field in SETTINGS[process].model_fields.items()
+        if field.is_required()
+        for variable in [str(field.validation_alias or prefix(SETTINGS[process]) + name).upper()]
+    }
+    said = " ".join(run(process, "--help", COLUMNS="500").stdout.split())
+
+    needs = said[said.index("Needs ") :].partition(";")[0]
+    assert {variable for variable in needed if variable not in needs} == set()
+    assert "serve.env" in said
 
 
 def test_a_taken_port_is_reported_before_anything_is_started(tmp_path: Path) -> None:
@@ -49,6 +101,31 @@ def test_a_taken_port_is_reported_before_anything_is_started(tmp_path: Path) -> 
     assert "--port" in said.stderr
     assert "Traceback" not in said.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_an_address_of_another_machine_gets_the_advice_for_addresses() -> None:
+    with pytest.raises(CannotListen, match=r"no address of this machine.*--host") as refusal:
+        ListeningAddress.claim("198.51.100.1", 8000)
+    assert "--port" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EADDRINUSE, "it is taken.*another port with --port"),
+        (errno.EACCES, "1024 or more with --port"),
+        (errno.EAFNOSUPPORT, "another address with --host and --port"),
+    ],
+)
+def test_every_reason_for_not_listening_has_its_own_advice(
+    monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(CannotListen, match=advice):
+        ListeningAddress.claim("127.0.0.1", 80)
 
 
 def test_a_data_folder_in_use_is_reported_and_left_alone(tmp_path: Path) -> None:
@@ -69,6 +146,7 @@ def test_a_data_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
 
     assert said.returncode == 1
     assert str(tmp_path / "file" / "data") in said.stderr
+    assert "is a file, not a folder" in said.stderr
     assert "Traceback" not in said.stderr
 
 
@@ -86,21 +164,93 @@ def test_servers_of_ones_own_that_do_not_answer_are_reported_without_their_passw
     )
 
     assert said.returncode == 1
-    assert "does not answer" in said.stderr
+    assert "REDIS_URL cannot be asked" in said.stderr
+    assert said.stderr.count("\n") == 1
     assert "hunter2" not in said.stdout + said.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("admin", "tenant", "list"), ("admin", "key", "list"), ("status",), ("migrate",)],
-    ids=" ".join,
-)
+COMMANDS = [("admin", "tenant", "list"), ("admin", "key", "list"), ("status",), ("migrate",)]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_database_that_is_away_is_one_line_without_its_password(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    said = run(
+        *arguments,
+        "--data-dir",
+        str(tmp_path),
+        DATABASE_URL="postgresql://headrace:hunter2@127.0.0.1:1/headrace",
+        REDIS_URL="redis://:hunter2@127.0.0.1:1/0",
+    )
+
+    assert said.returncode == 1
+    assert said.stderr.startswith("headrace: The database at DATABASE_URL cannot be asked: ")
+    assert said.stderr.count("\n") == 1
+    assert "hunter2" not in said.stderr
+
+
+@pytest.mark.parametrize("name", ["DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL"])
+def test_nonsense_in_place_of_a_url_is_one_line_before_anything_is_started(
+    tmp_path: Path, name: str
+) -> None:
+    said = run("serve", "--port", "0", "--data-dir", str(tmp_path / "data"), **{name: "nonsense"})
+
+    assert said.returncode == 1
+    assert said.stderr.startswith(f"headrace: {name}: it must ")
+    assert said.stderr.count("\n") == 1
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_nonsense_in_place_of_the_databases_url_is_one_line_from_every_command(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    said = run(*arguments, "--data-dir", str(tmp_path), DATABASE_URL="nonsense")
+
+    assert said.returncode == 1
+    assert said.stderr.startswith("headrace: DATABASE_URL: it must look like postgresql://")
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_database_without_our_tables_is_called_that(tmp_path: Path, database_url: str) -> None:
+    empty = urlsplit(database_url)._replace(path="/postgres").geturl()
+    said = run("admin", "tenant", "list", "--data-dir", str(tmp_path), DATABASE_URL=empty)
+
+    assert said.returncode == 1
+    assert "headrace migrate" in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_revision_that_there_is_not_is_one_line(tmp_path: Path, database_url: str) -> None:
+    said = run(
+        "migrate", "--revision", "zzzz", "--data-dir", str(tmp_path), DATABASE_URL=database_url
+    )
+
+    assert said.returncode == 1
+    assert "zzzz" in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
+def test_status_has_a_header_for_programs_too(
+    tmp_path: Path, database_url: str, redis_url: str
+) -> None:
+    said = run(
+        "status", "--data-dir", str(tmp_path), DATABASE_URL=database_url, REDIS_URL=redis_url
+    )
+
+    assert said.returncode == 0
+    assert said.stdout.splitlines()[0].split("\t")[:2] == ["replica", "version"]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_command_without_a_database_says_how_to_name_one(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     said = run(*arguments, "--data-dir", str(tmp_path))
 
     assert said.returncode == 1
+    assert f"No `headrace serve` is running on {tmp_path} now" in said.stderr
     assert "DATABASE_URL" in said.stderr
     assert "Traceback" not in said.stderr
 
@@ -110,12 +260,12 @@ def test_port_zero_chooses_a_free_port_and_any_host_is_reached_on_loopback() -> 
 
     assert address.port > 0
     assert address.origin == f"http://127.0.0.1:{address.port}"
-    with pytest.raises(PortTaken, match="no-such-host"):
+    with pytest.raises(CannotListen, match="no-such-host"):
         ListeningAddress.claim("no-such-host.invalid", 80)
 
 
 def test_the_ready_blocks_curl_is_one_command_with_a_streaming_body() -> None:
-    block = ready_block(ACCESS, "some-model", "demo.env")
+    block = ready_block(ACCESS, "some-model", DATA_DIR)
     start = block.index("curl -N")
     words = shlex.split(block[start : block.index("In Python")])
 
@@ -124,14 +274,40 @@ def test_the_ready_blocks_curl_is_one_command_with_a_streaming_body() -> None:
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "some-model"
     assert body["stream"] is True
+    assert body["temperature"] == TEMPERATURE
+    assert body["messages"] == [{"role": "user", "content": QUESTION}]
 
 
 def test_the_ready_blocks_python_is_a_program_and_nobody_sees_the_admin_key() -> None:
-    block = ready_block(ACCESS, "some-model", "demo.env")
+    block = ready_block(ACCESS, "some-model", DATA_DIR)
 
     program = ast.parse(block[block.index("from openai") :])
     assert isinstance(program.body[0], ast.ImportFrom)
     assert "hr-admin" not in block
+    call = next(
+        node
+        for node in ast.walk(program)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".create")
+    )
+    given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+    assert given == {
+        "model": "some-model",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": TEMPERATURE,
+        "stream": True,
+    }
+
+
+def test_the_ready_blocks_status_command_works_when_pasted_anywhere(tmp_path: Path) -> None:
+    data_dir = tmp_path / "it's here"
+    block = ready_block(ACCESS, "some-model", data_dir)
+    pasted = next(line for line in block.splitlines() if "Replicas" in line).split(None, 1)[1]
+
+    said = subprocess.run(
+        ["/bin/sh", "-c", pasted], cwd="/", env={}, capture_output=True, text=True, check=False
+    )
+
+    assert said.stderr.startswith(f"headrace: No `headrace serve` is running on {data_dir} now")
 
 
 def test_replicas_start_before_the_gateway_and_every_process_has_a_command() -> None:

@@ -7,15 +7,22 @@ from pathlib import Path
 import pytest
 
 from cli import data_dir as data_dirs
-from cli.data_dir import DataDirInUse
+from cli.data_dir import DataDirInUse, DataDirUnusable
 from cli.env_file import read_env_file, write_env_file
+from cli.running_serve import setting
 from cli.settings import (
+    BROKER_URL,
+    DATABASE_URL,
     KEY_PEPPER,
+    REDIS_URL,
     SERVERS_FILE,
+    Servers,
+    ServeSettings,
     SettingMissing,
     broker_beside,
+    child_environment,
     pepper_bytes,
-    setting,
+    service_environment,
 )
 
 
@@ -72,12 +79,14 @@ def test_a_shell_reads_the_same_values_as_we_do(tmp_path: Path) -> None:
 def test_a_setting_comes_from_the_environment_before_the_running_serves_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_env_file(tmp_path / SERVERS_FILE, {KEY_PEPPER: "from the file"})
+    written, given = "11" * 32, "22" * 32
     monkeypatch.delenv(KEY_PEPPER, raising=False)
-    assert setting(KEY_PEPPER, tmp_path) == "from the file"
+    with data_dirs.held(tmp_path):
+        write_env_file(tmp_path / SERVERS_FILE, {KEY_PEPPER: written})
+        assert setting(KEY_PEPPER, tmp_path) == written
 
-    monkeypatch.setenv(KEY_PEPPER, "from outside")
-    assert setting(KEY_PEPPER, tmp_path) == "from outside"
+        monkeypatch.setenv(KEY_PEPPER, given)
+        assert setting(KEY_PEPPER, tmp_path) == given
 
 
 def test_a_missing_setting_is_named_with_the_ways_to_give_it(
@@ -85,8 +94,83 @@ def test_a_missing_setting_is_named_with_the_ways_to_give_it(
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
 
-    with pytest.raises(SettingMissing, match=r"(?s)DATABASE_URL.*--data-dir"):
+    with pytest.raises(SettingMissing, match=r"is running on .* now.*--data-dir.*DATABASE_URL"):
         setting("DATABASE_URL", tmp_path)
+
+
+def test_what_a_killed_serve_left_behind_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    with data_dirs.held(tmp_path):
+        write_env_file(tmp_path / SERVERS_FILE, {"DATABASE_URL": "postgresql:///x"})
+
+    with pytest.raises(SettingMissing, match=r"No `headrace serve` is running on .* now"):
+        setting("DATABASE_URL", tmp_path)
+
+
+def test_a_serve_that_has_not_written_its_file_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    with (
+        data_dirs.held(tmp_path),
+        pytest.raises(SettingMissing, match="is starting or stopping"),
+    ):
+        setting("DATABASE_URL", tmp_path)
+
+
+def test_asking_whether_a_folder_is_in_use_does_not_use_it(tmp_path: Path) -> None:
+    assert not data_dirs.is_in_use(tmp_path)
+    with data_dirs.held(tmp_path):
+        assert data_dirs.is_in_use(tmp_path)
+    assert not data_dirs.is_in_use(tmp_path)
+    with data_dirs.held(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("below", [(), ("data",), ("some", "data")])
+def test_a_file_is_no_data_folder_and_nothing_below_it_is(
+    tmp_path: Path, below: tuple[str, ...]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    with pytest.raises(DataDirUnusable, match="is a file, not a folder") as refusal:
+        data_dirs.held(file.joinpath(*below)).__enter__()
+    assert str(file) in str(refusal.value)
+    assert "Errno" not in str(refusal.value)
+    with pytest.raises(DataDirUnusable, match="is a file, not a folder"):
+        data_dirs.is_in_use(file.joinpath(*below))
+
+
+@pytest.mark.parametrize("name", [DATABASE_URL, REDIS_URL, BROKER_URL, KEY_PEPPER])
+def test_an_unusable_variable_stops_serve_and_every_other_command_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "scheme://u:hunter2@host")
+
+    for refused in (ServeSettings.from_environment, lambda: setting(name, tmp_path)):
+        with pytest.raises(SettingMissing, match=f"^{name}: it must ") as refusal:
+            refused()
+        assert "hunter2" not in str(refusal.value)
+
+
+def test_the_processes_get_our_settings_and_nothing_of_a_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADRACE_KV_TOKENS", "4096")
+    monkeypatch.setenv("HEADRACE_MODEL", "from outside")
+    monkeypatch.setenv("HEADRACE_API_KEY", "hr-key")
+    servers = Servers("postgresql:///x", "redis://r", "redis://r/1", "11" * 32)
+
+    service = service_environment(servers, {"HEADRACE_MODEL": "some@v1"})
+
+    assert service["HEADRACE_KV_TOKENS"] == "4096"
+    assert service["HEADRACE_MODEL"] == "some@v1"
+    assert service["DATABASE_URL"] == "postgresql:///x"
+    assert not {"HEADRACE_API_KEY", "PATH"} & service.keys()
+    assert {"PATH", *service} <= child_environment(service).keys()
 
 
 @pytest.mark.parametrize("pepper", ["", "abc", "ab" * 31, "zz" * 32])

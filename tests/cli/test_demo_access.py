@@ -68,7 +68,10 @@ def test_tenants_and_keys_are_made_listed_and_revoked(
         )
 
     tenant_id = admin("tenant", "create", "acme").stdout.strip()
-    assert tenant_id in admin("tenant", "list").stdout
+    other_id = admin("tenant", "create", "other").stdout.strip()
+    header, *tenants = rows(admin("tenant", "list"))
+    assert header == ["tenant", "name", "created (UTC)"]
+    assert [tenant[:2] for tenant in tenants] == [[tenant_id, "acme"], [other_id, "other"]]
     taken = admin("tenant", "create", "acme")
     assert taken.returncode == 1
     assert "acme" in taken.stderr
@@ -77,14 +80,33 @@ def test_tenants_and_keys_are_made_listed_and_revoked(
     secret = admin("key", "create", tenant_id, "--scope", "batch", "--scope", "usage").stdout
     assert secret.startswith("hr-")
     assert secret.count("\n") == 1
-    listed = admin("key", "list", "--tenant", tenant_id).stdout
-    key_id, owner, _, scopes, _, revoked = listed.rstrip("\n").split("\t")
-    assert (owner, scopes, revoked) == (tenant_id, "batch, usage", "")
-    assert secret.strip() not in listed
+    assert admin("key", "create", "other").returncode == 0
+    for tenant in ("acme", tenant_id):
+        listed = admin("key", "list", "--tenant", tenant)
+        header, (key_id, owner, _, scopes, _, revoked) = rows(listed)
+        assert header[:2] == ["key", "tenant"]
+        assert (owner, scopes, revoked) == (tenant_id, "batch, usage", "")
+        assert secret.strip() not in listed.stdout
+    ((_, _, _, scopes, _, _),) = rows(admin("key", "list", "--tenant", "other"))[1:]
+    assert scopes == "batch, inference, usage"
 
     assert admin("key", "revoke", key_id).returncode == 0
-    assert admin("key", "revoke", key_id).returncode == 1
+    again = admin("key", "revoke", key_id)
+    assert again.returncode == 1
+    assert f"{key_id} has been revoked already, at 20" in again.stderr
+    unheard_of = admin("key", "revoke", "key_0")
+    assert unheard_of.returncode == 1
+    assert "There is no key key_0. `headrace admin key list` shows them all." in unheard_of.stderr
+    for command in (("key", "create", "nobody"), ("key", "list", "--tenant", "nobody")):
+        nobody = admin(*command)
+        assert nobody.returncode == 1
+        assert "There is no tenant 'nobody'" in nobody.stderr
+        assert "headrace admin tenant list" in nobody.stderr
     unknown = admin("key", "create", tenant_id, "--scope", "everything")
     assert unknown.returncode == 2
     assert "everything" in unknown.stderr
     assert "Traceback" not in unknown.stderr
+
+
+def rows(said: subprocess.CompletedProcess[str]) -> list[list[str]]:
+    return [line.split("\t") for line in said.stdout.splitlines()]

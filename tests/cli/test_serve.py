@@ -18,6 +18,7 @@ import pytest
 from cli.demo_access import DEMO_FILE
 from cli.env_file import read_env_file
 from cli.processes import headrace
+from cli.ready_block import QUESTION
 from cli.settings import SERVERS_FILE
 from tests.cli.waiting import eventually_blocking
 from tests.servers import Servers
@@ -130,7 +131,7 @@ def test_the_printed_curl_streams(running: Serve) -> None:
     frames = [line.removeprefix("data: ") for line in answer.splitlines() if line]
     assert frames[-1] == "[DONE]"
     pieces = [json.loads(frame)["choices"][0]["delta"].get("content") for frame in frames[:-1]]
-    assert "Why is the sky blue?" in "".join(piece or "" for piece in pieces)
+    assert QUESTION in "".join(piece or "" for piece in pieces)
 
 
 def test_secrets_lie_in_private_files_and_in_no_log(running: Serve) -> None:
@@ -144,6 +145,34 @@ def test_secrets_lie_in_private_files_and_in_no_log(running: Serve) -> None:
     logs = [log.read_text(errors="replace") for log in (running.data_dir / "logs").iterdir()]
     assert len(logs) == len(running.children()) == 7
     assert not [secret for secret in secrets if any(secret in log for log in logs)]
+
+
+def test_a_replica_joins_by_hand_with_what_serve_has_written(running: Serve) -> None:
+    script = f'set -a; . {running.data_dir / SERVERS_FILE}; set +a; exec "$@"'
+    by_hand = subprocess.Popen(
+        ["/bin/sh", "-c", script, "sh", *headrace("replica")],
+        env={},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def replicas() -> list[str]:
+        said = subprocess.run(
+            headrace("status", "--data-dir", str(running.data_dir)),
+            env={},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [line for line in said.stdout.splitlines() if "\tv1\tyes\t" in line]
+
+    try:
+        eventually_blocking(lambda: len(replicas()) == 2 or by_hand.poll() is not None, 60)
+        assert by_hand.poll() is None
+    finally:
+        by_hand.terminate()
+    assert by_hand.wait(30) == 0
+    assert len(replicas()) == 1
 
 
 def test_a_killed_process_comes_back_by_itself(running: Serve) -> None:
@@ -161,6 +190,7 @@ def test_data_and_keys_survive_a_stop_and_a_kill_of_everything(folder: Path) -> 
     access = read_env_file(serve.data_dir / DEMO_FILE)
     children = serve.children()
     assert serve.stop(signal.SIGINT) == 0
+    assert re.search(r"This may take up to \d+ s\.", serve.said)
     assert "Stopped." in serve.said
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
     assert not (serve.data_dir / "run").is_symlink()

@@ -25,7 +25,9 @@ COMPOSE = yaml.safe_load(TEXT)
 SERVICES: dict[str, Service] = COMPOSE["services"]
 OURS = {name: s for name, s in SERVICES.items() if s["image"] == "headrace:local"}
 COMMAND_LINE = {
-    value for name, value in vars(cli_settings).items() if name.isupper() and name != "SERVERS_FILE"
+    value
+    for name, value in vars(cli_settings).items()
+    if name.isupper() and name != "SERVERS_FILE" and isinstance(value, str)
 }
 SETTINGS: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
