@@ -7,6 +7,7 @@ do, and what it carries is an id.
 from celery import Celery
 
 from control.batches.doorbell import QUEUE, TASK, is_redis
+from workers.batch_dead_letters import GuardedAMQP
 from workers.batch_process import BatchProcess
 from workers.batch_settings import BatchWorkerSettings
 
@@ -15,8 +16,16 @@ LONGEST_TASK_S = 120
 
 def build_app(settings: BatchWorkerSettings, process: BatchProcess) -> Celery:
     """The application that a batch worker runs."""
-    app = Celery("headrace-batch", broker=settings.celery_broker_url, set_as_current=False)
+    app = Celery(
+        "headrace-batch",
+        broker=settings.celery_broker_url,
+        amqp=GuardedAMQP,
+        set_as_current=False,
+    )
     app.conf.update(
+        # No message can stop the worker: what is no doorbell is put aside. Named, not imported:
+        # SIGTERM must have its meaning before Celery's worker is.
+        worker_consumer="workers.batch_consumer:DoorbellConsumer",
         # A message can only ever be data: no pickle, no YAML, no code.
         accept_content=["json"],
         task_serializer="json",

@@ -19,6 +19,7 @@ from control.batches.store import cancel_batch
 from control.database.connection import connect_async
 from control.files.store import LocalFileStore
 from engine.interface.generation_request import PriorityClass
+from tests.workers.batch_hostile import MARK, hostile_entries
 from tests.workers.batch_tier import (
     TERMINAL,
     BatchTier,
@@ -30,6 +31,7 @@ from tests.workers.batch_tier import (
     worker_environment,
 )
 from tests.workers.service import Service, until
+from workers.batch_dead_letters import DEAD_LETTERS, MAX_DEAD_LETTERS, MAX_LETTER_CHARS
 
 END_S = 60
 
@@ -309,17 +311,54 @@ async def test_a_worker_lives_through_messages_that_are_no_doorbell(
     tier: Tier, broker_url: str
 ) -> None:
     tier.service.start_replica()
+    broker = _broker(broker_url)
     with tier.worker() as worker:
         trace = tier.log.with_name("code-ran")
         _send_hostile_messages(broker_url, str(trace))
         batch_id = await tier.batches.create(jsonl([completion("a", tier.service.model, "x")]))
         assert (await tier.end_of(batch_id)).status == "completed"
-        await asyncio.to_thread(until, lambda: not _broker(broker_url).llen(QUEUE))
+        await asyncio.to_thread(until, lambda: not broker.llen(QUEUE))
         assert worker.poll() is None
-    log = tier.log.read_text()
     assert not trace.exists()
-    assert "Refusing to deserialize" in log
-    assert "unregistered task" in log
+    assert broker.llen(DEAD_LETTERS) == 7
+    assert "put aside: ContentDisallowed" in tier.log.read_text()
+
+
+async def test_an_envelope_that_nothing_can_read_stops_no_worker_and_is_put_aside(
+    tier: Tier, broker_url: str
+) -> None:
+    tier.service.start_replica()
+    broker = _broker(broker_url)
+    hostile = hostile_entries()
+    with tier.worker() as worker:
+        for entry in hostile:
+            broker.lpush(QUEUE, entry)
+        batch_id = await tier.batches.create(jsonl([completion("a", tier.service.model, "x")]))
+        assert (await tier.end_of(batch_id)).status == "completed", tier.log.read_text()
+        assert worker.poll() is None
+        await asyncio.to_thread(until, lambda: not broker.hlen("unacked"))
+        assert broker.llen(DEAD_LETTERS) == len(hostile)
+        assert MARK not in tier.log.read_text()
+
+        for _ in range(MAX_DEAD_LETTERS + 20):
+            broker.lpush(QUEUE, b"{" * 10_000)
+        await asyncio.to_thread(until, lambda: not broker.llen(QUEUE))
+        batch_id = await tier.batches.create(jsonl([completion("a", tier.service.model, "x")]))
+        assert (await tier.end_of(batch_id)).status == "completed"
+        assert worker.poll() is None
+    letters = broker.lrange(DEAD_LETTERS, 0, -1)
+    assert len(letters) == MAX_DEAD_LETTERS
+    assert max(map(len, letters)) == MAX_LETTER_CHARS
+
+
+async def test_a_line_fails_if_the_tokenizer_is_not_the_registered_one(tier: Tier) -> None:
+    tier.service.start_replica()
+    tokenizer = Path(tier.service.version.weights_folder) / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
+    with tier.worker():
+        batch_id = await tier.batches.create(jsonl([completion("a", tier.service.model, "x")]))
+        batch = await tier.end_of(batch_id)
+    assert (batch.progress.completed, batch.progress.failed) == (0, 1)
 
 
 def _broker(broker_url: str) -> redis.Redis:
