@@ -5,12 +5,17 @@
     unread body    64 MiB are thrown away after the answer, then the socket is closed
     silent reader  one that takes nothing for 25 s is gone, and so is one that the network lost
     half-close     a client that shuts its write side has hung up
+    early request  one that comes before the answer is whole waits unparsed; one that came in one
+                   piece with the request before it is dropped, and the socket closes
 
-Broken framing is answered 400 in our error shape, and the socket is closed.
+While an answer is under way the socket is always read, whatever was sent behind the request: only
+a reader sees that the client has left. Trailers are dropped: what may be done is decided from the
+headers. Broken framing is answered 400 in our error shape, and the socket is closed.
 """
 
 import asyncio
 import contextlib
+import re
 import socket
 from asyncio.events import TimerHandle
 from http import HTTPStatus
@@ -29,12 +34,21 @@ MIN_BODY_BYTES = 1024
 MAX_DISCARDED_BYTES = 64 * 2**20
 READER_LIMIT_S = 25.0
 
+_HOST = re.compile(rb"(\[[^\[\]/?#@\s]*\]|[\w.\-~!$&'()*+,;=%]*)(:[0-9]*)?", re.ASCII)
 _MALFORMED = ErrorFace(400, CALLER, "invalid_http", "The request is not valid HTTP/1.1.")
 _TOO_LARGE = ErrorFace(431, CALLER, "headers_too_large", "The request's headers are too large.")
 
 
 class HeadersTooLarge(Exception):
     """The request's headers are over the limit."""
+
+
+class InvalidHost(Exception):
+    """The request has not the one valid Host header that HTTP/1.1 demands (RFC 9112, 3.2)."""
+
+
+class TooEarly(Exception):
+    """A next request begins while the answer to the last is under way."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -44,7 +58,9 @@ class GatewayProtocol(HttpToolsProtocol):
     _reader_timer: TimerHandle | None = None
     _is_in_headers = True
     _refusal = _MALFORMED
-    _num_header_bytes = 0
+    _early = b""
+    _num_framing_bytes = 0
+    _num_parsed_headers = 0
     _num_parsed_bytes = 0
     _num_window_bytes = 0
     _num_discarded_bytes = 0
@@ -63,41 +79,56 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """More bytes, of headers or of a body."""
+        """More bytes, of headers, of a body, or too early."""
         if self.transport.is_closing():
             return
-        if self._is_in_headers:
-            if self._receive_timer is None:  # the next request of a kept connection
-                self._expect_headers()
-            self._num_header_bytes += len(data)
+        if self._is_answering():
+            self._hold(data)
+            return
+        if self._is_in_headers and self._receive_timer is None:  # a kept connection's next request
+            self._expect_headers()
+        self._num_framing_bytes += len(data)
         super().data_received(data)
-        # One endless header reaches no callback, so its bytes are counted as they come.
-        if self._is_in_headers and self._num_header_bytes > MAX_HEADER_BYTES:
-            self._refuse(_TOO_LARGE)
+        # One endless header or trailer reaches no callback, so its bytes are counted as they come.
+        if self._num_framing_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._refusal = _TOO_LARGE
+            self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refused."""
+        """Answer what the parser refused, unless an answer has begun: two would be mixed up."""
         del msg
-        self._refuse(self._refusal)
+        if self._is_answering():
+            self._close_after_the_answer()
+        elif not self._is_in_headers and self.cycle.response_started:
+            self._stop_receiving()
+            self.transport.close()
+        else:
+            self._refuse(self._refusal)
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        if self._is_answering():
+            raise TooEarly
         super().on_message_begin()
         self._is_in_headers = True
+        self._num_parsed_headers = 0
         self._num_parsed_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header is complete."""
-        super().on_header(name, value)
+        """One header is complete, or one trailer, which is dropped."""
+        self._num_parsed_headers += 1
         self._num_parsed_bytes += len(name) + len(value)
-        if len(self.headers) > MAX_HEADERS or self._num_parsed_bytes > MAX_HEADER_BYTES:
+        if self._num_parsed_headers > MAX_HEADERS or self._num_parsed_bytes > MAX_HEADER_BYTES:
             self._refusal = _TOO_LARGE
             raise HeadersTooLarge
+        if self._is_in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The app may start."""
+        self._check_host()
         self._is_in_headers = False
-        self._num_header_bytes = 0
+        self._num_framing_bytes = 0
         self._num_discarded_bytes = 0
         super().on_headers_complete()
         self._stop_receiving()
@@ -106,6 +137,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """More of a body."""
+        self._num_framing_bytes = 0
         self._num_window_bytes += len(body)
         if self.cycle.response_complete:
             self._num_discarded_bytes += len(body)
@@ -118,6 +150,14 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._stop_receiving()
         self._is_in_headers = True
+        self._num_framing_bytes = 0
+
+    def on_response_complete(self) -> None:
+        """The answer is whole; what came too early for it has its turn."""
+        super().on_response_complete()
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
 
     def pause_writing(self) -> None:
         """The client does not read what it was sent."""
@@ -130,6 +170,30 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._reader_timer is not None:
             self._reader_timer.cancel()
             self._reader_timer = None
+
+    def _is_answering(self) -> bool:
+        """True from the end of a request to the end of its answer."""
+        return self.cycle is not None and self._is_in_headers and not self.cycle.response_complete
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what came too early, or drop all of it when it is too much."""
+        if self.cycle.keep_alive and len(self._early) + len(data) <= MAX_HEADER_BYTES:
+            self._early += data
+            return
+        self._close_after_the_answer()
+        self._num_discarded_bytes += len(data)
+        if self._num_discarded_bytes > MAX_DISCARDED_BYTES:
+            self.transport.abort()
+
+    def _close_after_the_answer(self) -> None:
+        self._early = b""
+        self.cycle.keep_alive = False
+
+    def _check_host(self) -> None:
+        hosts = [value for name, value in self.headers if name == b"host"]
+        is_missing = not hosts and self.parser.get_http_version() != "1.0"
+        if is_missing or len(hosts) > 1 or not all(map(_HOST.fullmatch, hosts)):
+            raise InvalidHost
 
     def _expect_headers(self) -> None:
         self._stop_receiving()

@@ -68,6 +68,31 @@ def test_leaving_cancels_the_request(
         assert run.ended.wait(WAIT_S)
 
 
+@pytest.mark.parametrize("leave", [_fin, _rst, _half_close])
+@pytest.mark.parametrize("tail", [b"\r\n", b"GET /v1/mod", b"ANOTHER", b"GET x" * 100_000])
+@pytest.mark.parametrize("is_in_one_piece", [True, False])
+def test_leaving_cancels_whatever_was_sent_behind_the_request(
+    live: LiveGateway,
+    served: Served,
+    replica: ScriptedReplica,
+    leave: Callable[[socket.socket], None],
+    tail: bytes,
+    is_in_one_piece: bool,
+) -> None:
+    replica.script = keep_silent_until_cancelled
+    sent = _generation(served, stream=False)
+    behind = sent if tail == b"ANOTHER" else tail
+    with connected(live.port) as connection:
+        connection.sendall(sent + (behind if is_in_one_piece else b""))
+        run = replica.latest()
+        if not is_in_one_piece:
+            connection.sendall(behind)
+        leave(connection)
+        assert run.cancelled.wait(WAIT_S)
+        assert run.ended.wait(WAIT_S)
+    assert len(replica.runs) == 1
+
+
 def test_leaving_while_queued_cancels_too(
     start_gateway: Callable[..., LiveGateway], served: Served, redis_url: str
 ) -> None:

@@ -2,15 +2,26 @@
 
 import json
 import socket
+import threading
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
 from api import http_protocol
+from api.http_protocol import GatewayProtocol
+from engine.interface.generation_delta import FinishReason, GenerationDelta
 from tests.api.conftest import Served
 from tests.api.live_gateway import LiveGateway
-from tests.api.raw_http import connected, exchange, read_answer, read_to_the_end, request
-from tests.api.scripted_replica import ScriptedReplica
+from tests.api.raw_http import (
+    connected,
+    exchange,
+    read_answer,
+    read_to_the_end,
+    read_until,
+    request,
+)
+from tests.api.scripted_replica import Run, ScriptedReplica
 
 
 @pytest.mark.parametrize(
@@ -187,19 +198,143 @@ def test_what_follows_a_short_length_is_refused_and_the_socket_closed(
     with connected(live.port) as connection:
         connection.sendall(request("/v1/completions", headers=headers, body=b"{}garbage\r\n\r\n"))
         answer = read_to_the_end(connection)
-    assert b"HTTP/1.1 400" in answer
-    assert b'"code":"invalid_http"' in answer
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"connection: close\r\n" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_pipelined_requests_are_answered_in_order(live: LiveGateway) -> None:
-    one = request("/health/live", method="GET")
-    other = request("/v1/models", method="GET", headers={"Connection": "close"})
+@pytest.mark.parametrize("tail", [b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n", b"G", b"\0"])
+def test_what_comes_in_one_piece_behind_a_request_is_not_served(
+    live: LiveGateway, tail: bytes
+) -> None:
     with connected(live.port) as connection:
-        connection.sendall(one + other)
+        connection.sendall(request("/health/live", method="GET") + tail)
         answer = read_to_the_end(connection)
-    assert [answer.index(s) for s in (b" 200 OK", b" 401 ")] == sorted(
-        answer.index(s) for s in (b" 200 OK", b" 401 ")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close\r\n" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("stray", [b"\r\n", b"\n", b"\r\n\r\n"])
+def test_empty_lines_behind_a_body_end_no_connection(live: LiveGateway, stray: bytes) -> None:
+    with connected(live.port) as connection:
+        for _ in range(3):
+            connection.sendall(request("/health/live", method="GET") + stray)
+            assert read_answer(connection)[0] == 200
+
+
+@pytest.mark.parametrize("early", [b"\r\n", b"GET /v1/mod", b"no HTTP\0\r\n\r\n", b"x" * 200_000])
+@pytest.mark.parametrize("is_in_one_piece", [True, False])
+def test_what_comes_behind_a_request_neither_breaks_nor_ends_its_answer(
+    live: LiveGateway,
+    served: Served,
+    replica: ScriptedReplica,
+    monkeypatch: pytest.MonkeyPatch,
+    early: bytes,
+    is_in_one_piece: bool,
+) -> None:
+    script, may_end = _ends_when_told()
+    replica.script = script
+    body = json.dumps({"model": served.model, "prompt": "x", "stream": True}).encode()
+    key = {"Authorization": f"Bearer {served.key}"}
+    sent = request("/v1/completions", headers=key, body=body)
+    heard = _tell_when_heard(monkeypatch, early[:2])
+    with connected(live.port) as connection:
+        connection.sendall(sent + (early if is_in_one_piece else b""))
+        answer = read_until(connection, b"Begun")
+        if not is_in_one_piece:
+            with monkeypatch.context() as impatient:
+                impatient.setattr(http_protocol, "HEADER_LIMIT_S", 0.0)
+                connection.sendall(early)
+                assert heard.wait(10)
+        may_end.set()
+        answer += read_until(connection, b"0\r\n\r\n")
+    stream, end, _ = answer.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert end
+    assert stream.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_request_that_comes_while_an_answer_is_under_way_is_answered_after_it(
+    live: LiveGateway, served: Served, replica: ScriptedReplica
+) -> None:
+    script, may_end = _ends_when_told()
+    replica.script = script
+    body = json.dumps({"model": served.model, "prompt": "x", "stream": True}).encode()
+    key = {"Authorization": f"Bearer {served.key}"}
+    with connected(live.port) as connection:
+        connection.sendall(request("/v1/completions", headers=key, body=body))
+        read_until(connection, b"Begun")
+        connection.sendall(request("/v1/models", method="GET", headers={"Connection": "close"}))
+        may_end.set()
+        answer = read_to_the_end(connection)
+    stream, _, other = answer.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert b" and done" in stream
+    assert other.startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("trailer", ["Authorization: Bearer KEY", "X-Request-Id: mine"])
+def test_trailers_are_no_headers(
+    live: LiveGateway, served: Served, replica: ScriptedReplica, trailer: str
+) -> None:
+    body = json.dumps({"model": served.model, "prompt": "x"}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    has_key = "KEY" not in trailer
+    if has_key:
+        head += f"Authorization: Bearer {served.key}\r\n".encode()
+    last = f"0\r\n{trailer.replace('KEY', served.key)}\r\n\r\n".encode()
+    chunk = b"%x\r\n%s\r\n" % (len(body), body)
+    # In one piece: the app starts when all of it has been parsed.
+    message = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk + last
+    status, answer = exchange(live.port, message)
+    assert status == (200 if has_key else 401)
+    assert b"x-client-request-id" not in answer
+
+
+@pytest.mark.parametrize("trailers", [b"X: " + b"y" * 1_000_000, b"X: y\r\n" * 1000])
+def test_a_flood_of_trailers_is_refused(live: LiveGateway, served: Served, trailers: bytes) -> None:
+    head = request(
+        "/v1/completions",
+        headers={"Authorization": f"Bearer {served.key}", "Transfer-Encoding": "chunked"},
+    ).replace(b"Content-Length: 0\r\n", b"")
+    status, answer = exchange(live.port, head + b"2\r\n{}\r\n0\r\n" + trailers)
+    assert status == 431
+    assert b'"code":"headers_too_large"' in answer
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "expected"),
+    [
+        ("1.1", [], 400),
+        ("1.1", ["a", "b"], 400),
+        ("1.1", ["a", "a"], 400),
+        ("1.0", ["a", "b"], 400),
+        ("1.1", ["a/b"], 400),
+        ("1.1", ["a@b"], 400),
+        ("1.1", ["a b"], 400),
+        ("1.1", ["a:b"], 400),
+        ("1.0", [], 200),
+        ("1.1", [""], 200),
+        ("1.1", ["my_gateway.example:8000"], 200),
+        ("1.1", ["[::1]:8000"], 200),
+    ],
+)
+def test_a_request_names_one_host(
+    live: LiveGateway, version: str, hosts: list[str], expected: int
+) -> None:
+    lines = "".join(f"Host: {host}\r\n" for host in hosts)
+    status, _ = exchange(live.port, f"GET /health/live HTTP/{version}\r\n{lines}\r\n".encode())
+    assert status == expected
+
+
+def test_a_body_that_breaks_after_its_answer_is_not_answered_twice(live: LiveGateway) -> None:
+    head = request("/v1/completions", headers={"Transfer-Encoding": "chunked"}).replace(
+        b"Content-Length: 0\r\n", b""
     )
+    with connected(live.port) as connection:
+        connection.sendall(head)
+        assert read_answer(connection)[0] == 401
+        connection.sendall(b"no chunk\r\n")
+        assert read_to_the_end(connection) == b""
 
 
 def test_a_kept_connection_serves_again_after_an_error(
@@ -297,3 +432,30 @@ def test_an_unread_body_is_not_thrown_away_for_ever(
         assert read_answer(connection)[0] == 401
         with pytest.raises(OSError, match=r"reset|Broken"):
             connection.sendall(b" " * 10_000_000)
+
+
+def _ends_when_told() -> tuple[Callable[[Run], Iterator[GenerationDelta]], threading.Event]:
+    """A script, and what tells it to end."""
+    may_end = threading.Event()
+
+    def script(run: Run) -> Iterator[GenerationDelta]:
+        yield run.say("Begun")
+        assert may_end.wait(10)
+        yield run.say(" and done", finish=FinishReason.STOP)
+        yield run.end()
+
+    return script, may_end
+
+
+def _tell_when_heard(monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> threading.Event:
+    """Set once such bytes were taken in, and what was due at once after them was done."""
+    heard = threading.Event()
+    take_in = GatewayProtocol.data_received
+
+    def take_in_and_tell(protocol: GatewayProtocol, data: bytes) -> None:
+        take_in(protocol, data)
+        if data.startswith(beginning):
+            protocol.loop.call_soon(protocol.loop.call_soon, heard.set)
+
+    monkeypatch.setattr(GatewayProtocol, "data_received", take_in_and_tell)
+    return heard
