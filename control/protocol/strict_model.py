@@ -5,6 +5,7 @@ not served accepts the values that change nothing; any other is refused, never i
 never repeat what the caller sent, except a field's name, escaped.
 """
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
@@ -85,6 +86,7 @@ def only_number(default: float, low: float, high: float) -> BeforeValidator:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise invalid("Must be a number.")
+        _check_real(value)
         if not low <= value <= high:
             raise invalid(f"Must be in [{low:g}, {high:g}].")
         if value != default:
@@ -95,7 +97,7 @@ def only_number(default: float, low: float, high: float) -> BeforeValidator:
 
 
 def _check_real(value: float) -> float:
-    is_negative_zero = value == 0 and str(value).startswith("-")
+    is_negative_zero = value == 0 and math.copysign(1, value) < 0
     if is_negative_zero or 0 < abs(value) < sys.float_info.min:
         raise invalid("Must not be a negative zero or a subnormal number.")
     return value

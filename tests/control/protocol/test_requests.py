@@ -115,6 +115,24 @@ def test_top_k_has_one_meaning_for_off_and_for_all(top_k: int | None, kept: int)
     assert fields.sampling(5, 0, VOCAB).top_k == kept
 
 
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("value", [-0.0, 5e-324, -5e-324])
+def test_no_field_accepts_a_negative_zero_or_a_subnormal_number(
+    kind: type[ChatRequest] | type[CompletionRequest], value: float
+) -> None:
+    base = CHAT if kind is ChatRequest else LEGACY
+    for name in kind.model_fields:
+        with pytest.raises(InvalidRequest) as caught:
+            kind.parse({**base, name: value})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("value", [None, 0, 0.0])
+def test_a_penalty_that_changes_nothing_is_accepted(name: str, value: float | None) -> None:
+    CompletionRequest.parse({**LEGACY, name: value})
+
+
 def test_limits_are_named_as_the_caller_named_them() -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         fields = ChatRequest.parse({**CHAT, name: 0})
