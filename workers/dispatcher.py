@@ -114,9 +114,10 @@ class Dispatcher:
 
     def _note(self, queue: bytes, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
         request_id = fields.get(b"id", b"").decode(errors="replace")
-        if fields.get(b"cancelled"):
+        error = fields.get(b"cancelled", b"").decode()
+        if error:
             self._waiting.discard(request_id)
-            end_request(self._client, self._database, self._keys, request_id, "cancelled")
+            end_request(self._client, self._database, self._keys, request_id, error)
             self._client.xdel(queue, entry_id)
             return
         try:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.metering.settlement import (
     FIRST_ATTEMPT,
+    Claim,
     StoredEnding,
     begin_attempt,
     read_ending,
@@ -33,7 +34,7 @@ from control.streams.messages import (
     UnreadableMessage,
     read_inbox_message,
 )
-from engine.interface.generation_delta import GenerationDelta
+from engine.interface.generation_delta import GenerationDelta, Usage
 from engine.loop import EngineLoop
 from engine.text.tokenizer import Tokenizer
 from workers.delivery import Delivery
@@ -45,6 +46,9 @@ READ_BLOCK_MS = 500
 READ_COUNT = 64
 RETRY_S = 0.1
 MAX_DEAD_LETTERS = 1000
+
+# Of a request that no row knows: it was never reserved, so nothing is charged for it.
+UNKNOWN_ENDING = StoredEnding(Usage(0, 0), "request_lost")
 
 Field = bytes | bytearray | memoryview | str | int | float
 InboxEntries = list[tuple[bytes, dict[bytes, bytes]]]
@@ -134,10 +138,13 @@ class Inbox:
         delivered: list[GenerationDelta] = []
         if assignment.attempt > FIRST_ATTEMPT:
             delivered = self._read_log(assignment.request_id)
-            is_ours, ending = retry_until_done(lambda: self._fence(assignment), SQLAlchemyError)
-            if ending is not None:
-                self._publish_ending(assignment, delivered, ending)
-            if not is_ours:
+            claim, ending = retry_until_done(lambda: self._fence(assignment), SQLAlchemyError)
+            if claim is Claim.OVERTAKEN:
+                # Redis has lost moves that PostgreSQL has seen. Each move raises the attempt.
+                self._hand_back(assignment, failures=0)
+            elif claim is not Claim.OURS:
+                self._publish_ending(assignment, delivered, ending or UNKNOWN_ENDING)
+            if claim is not Claim.OURS:
                 return
         delivery = Delivery(
             assignment,
@@ -158,12 +165,13 @@ class Inbox:
         for choice in delivery.finished_choices:
             self._cancel(assignment.request_id, choice)
 
-    def _fence(self, assignment: Assignment) -> tuple[bool, StoredEnding | None]:
-        """Claim the attempt. Returns whether it is ours, and the stored ending if there is one."""
+    def _fence(self, assignment: Assignment) -> tuple[Claim, StoredEnding | None]:
+        """Claim the attempt. Returns what was found, and the stored ending if there is one."""
         with self._database.begin() as connection:
-            if begin_attempt(connection, assignment.request_id, assignment.attempt):
-                return True, None
-            return False, read_ending(connection, assignment.request_id)
+            claim = begin_attempt(connection, assignment.request_id, assignment.attempt)
+            if claim is Claim.OURS:
+                return claim, None
+            return claim, read_ending(connection, assignment.request_id)
 
     def _publish_ending(
         self, assignment: Assignment, delivered: list[GenerationDelta], ending: StoredEnding

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.batches.doorbell import Doorbell, ring_due_batches
 from control.database.connection import connect as connect_database
-from control.metering.expiry import expire_lost
+from control.metering.expiry import Expiry
 from control.starting import check_redis, read_settings, refusing_to_start
 from control.streams.connection import connect
 from workers.process import start_logging, stop_event
@@ -36,9 +36,10 @@ def main() -> None:
     client = connect(settings.redis_url)
     database = connect_database(settings.database_url, "maintenance", pool_size=2)
     doorbell = Doorbell(settings.celery_broker_url)
+    expiry = Expiry()
     duties: dict[str, Callable[[Connection], object]] = {
         "partitions": ensure_partitions,
-        "expiry": lambda connection: expire_lost(connection, client),
+        "expiry": lambda connection: expiry.expire(connection, client),
         "doorbells": lambda connection: ring_due_batches(connection, doorbell),
     }
     while not stop.is_set():

@@ -6,7 +6,8 @@ that died is ended.
 """
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,10 +16,12 @@ from sqlalchemy import Engine
 
 from control.metering.ending import end_request
 from control.routing.snapshot_store import read_snapshots, retire
+from control.streams.follower import RENEW_S
 from control.streams.functions import cancel, invoke, requeue
 from control.streams.keys import ModelKeys, follower_key
 
 MAX_FAILURES = 1
+ORPHAN_GRACE_S = RENEW_S + 1.0
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +39,26 @@ class _Open:
 class Sweep:
     """Looks after open requests on behalf of the leader that holds `token`."""
 
-    def __init__(self, client: redis.Redis, database: Engine, keys: ModelKeys, token: str) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        database: Engine,
+        keys: ModelKeys,
+        token: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._database = database
         self._keys = keys
         self._token = token
+        self._monotonic = monotonic
+        self._orphaned_at: dict[str, float] = {}
 
     def run(self) -> None:
         """One round."""
         open_requests = self._read_open()
+        still_open = {request.request_id for request in open_requests}
+        self._orphaned_at = {k: v for k, v in self._orphaned_at.items() if k in still_open}
         living, silent = read_snapshots(self._client, self._keys)
         followers = self._living_followers(open_requests)
         for request in open_requests:
@@ -52,11 +66,23 @@ class Sweep:
                 self._take_from_dead(request)
             elif request.ending and not request.replica_id and not request.is_queued:
                 self._end(request, request.ending)
-            elif not followers.intersection(request.followers):
+            elif self._is_orphaned(request, followers):
                 invoke(self._client, cancel(self._keys, request.request_id))
         for replica_id in silent:
             log.warning("replica %s is gone", replica_id)
             retire(self._client, self._keys, replica_id)
+
+    def _is_orphaned(self, request: _Open, followers: frozenset[str]) -> bool:
+        """True once nobody has followed the request for a while.
+
+        A while, because a server that lost its data has lost the followers' leases too, until
+        each of them renews its own.
+        """
+        if followers.intersection(request.followers):
+            self._orphaned_at.pop(request.request_id, None)
+            return False
+        orphaned_at = self._orphaned_at.setdefault(request.request_id, self._monotonic())
+        return self._monotonic() - orphaned_at >= ORPHAN_GRACE_S
 
     def _take_from_dead(self, request: _Open) -> None:
         if request.failures >= MAX_FAILURES:

@@ -8,10 +8,10 @@ was delivered is in the log, and that is what is billed: the prompt too, once an
 from typing import cast
 
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from control.metering.settlement import (
-    FIRST_ATTEMPT,
+    Claim,
     Settlement,
     begin_attempt,
     read_ending,
@@ -32,28 +32,39 @@ def end_request(
 
     Raises what the stores raise; calling again finishes what was begun.
     """
-    reply = invoke(client, seize(keys, request_id, error))
-    if reply[0] != b"seized":
-        return False
-    attempt, request = int(reply[1]), unpack_request(reply[2])
-    delivered = list(unpack_frames(cast("bytes", client.get(keys.log(request_id)) or b"")))
-    settlement = settlement_of(request, attempt, delivered, error)
-    usage, code = settlement.usage, settlement.error
-    with database.begin() as connection:
-        is_ours = attempt == FIRST_ATTEMPT or begin_attempt(connection, request_id, attempt)
-        is_closed = is_ours and bool(settle(connection, [settlement]))
-        if not is_closed and (ending := read_ending(connection, request_id)) is not None:
-            usage, code = ending.usage, ending.error
+    while True:
+        reply = invoke(client, seize(keys, request_id, error))
+        if reply[0] != b"seized":
+            return False
+        attempt, request = int(reply[1]), unpack_request(reply[2])
+        delivered = list(unpack_frames(cast("bytes", client.get(keys.log(request_id)) or b"")))
+        settlement = settlement_of(request, attempt, delivered, error)
+        with database.begin() as connection:
+            claim = _close(connection, settlement)
+            ending = read_ending(connection, request_id)
+        # Overtaken: Redis has lost moves that PostgreSQL has seen. Each seizure raises the attempt.
+        if claim is not Claim.OVERTAKEN:
+            break
     last = GenerationDelta(
         request_id=request_id,
         choice=0,
         serial=len(delivered),
         offset=sum(len(delta.token_ids) for delta in delivered),
-        usage=usage,
-        error=code,
+        usage=settlement.usage if ending is None else ending.usage,
+        error=error if ending is None else ending.error,
     )
     invoke(client, step(keys, [Publication(attempt, (last,))]))
-    return is_closed
+    return claim is Claim.OURS
+
+
+def _close(connection: Connection, settlement: Settlement) -> Claim:
+    """Settle, after claiming the row unless it is at this attempt already."""
+    if settle(connection, [settlement]):
+        return Claim.OURS
+    claim = begin_attempt(connection, settlement.request_id, settlement.attempt)
+    if claim is Claim.OURS:
+        settle(connection, [settlement])
+    return claim
 
 
 def settlement_of(

@@ -1,11 +1,14 @@
 """Giving up reservations that nobody will settle: the last line of "exactly one ending".
 
 A held row whose request Redis does not know (never queued because the gateway died between the
-two, or lost with Redis) ends as failed, unbilled. A row whose request Redis knows is left to
-the dispatcher and its replica, however old it is.
+two, or lost with Redis) ends as failed, unbilled, once Redis has not known it for a minute: long
+enough for a replica that still has it to settle it from memory. A row whose request Redis knows
+is left to the dispatcher and its replica, however old it is.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import redis
 from sqlalchemy import Connection, text
@@ -14,42 +17,70 @@ from control.metering.settlement import Settlement, settle
 from control.streams.keys import ModelKeys
 from engine.interface.generation_delta import Usage
 
-LEAST_AGE_S = 60
-MAX_GROUP = 500
+LEAST_AGE_S = 15.0
+UNKNOWN_FOR_S = 60.0
+PAGE = 500
 
-_OLD_HELD = text(
+_HELD = text(
     """
-    SELECT request_id, model, attempt FROM requests
+    SELECT created_at, request_id, model, attempt FROM requests
     WHERE state = 'held' AND created_at < now() - make_interval(secs => :age_s)
-    ORDER BY created_at LIMIT :limit
+      AND (created_at, request_id) > (:created_at, :request_id)
+    ORDER BY created_at, request_id LIMIT :page
     """
 )
 
 
-def expire_lost(
-    connection: Connection, client: redis.Redis, least_age_s: float = LEAST_AGE_S
-) -> int:
-    """End held requests older than `least_age_s` that Redis does not know. Returns how many."""
-    rows = connection.execute(_OLD_HELD, {"age_s": least_age_s, "limit": MAX_GROUP}).all()
-    lost = _unknown_to_redis(client, [(row.request_id, row.model, row.attempt) for row in rows])
-    if not lost:
-        return 0
-    settlements = [
-        Settlement(request_id, attempt, Usage(0, 0), error="request_lost")
-        for request_id, attempt in lost
-    ]
-    return len(settle(connection, settlements))
+class Expiry:
+    """Remembers since when Redis has not known each held request.
+
+    A request younger than `least_age_s` may be on its way from its row to the queue.
+    """
+
+    def __init__(
+        self,
+        unknown_for_s: float = UNKNOWN_FOR_S,
+        least_age_s: float = LEAST_AGE_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._unknown_for_s = unknown_for_s
+        self._least_age_s = least_age_s
+        self._monotonic = monotonic
+        self._unknown_since: dict[str, float] = {}
+
+    def expire(self, connection: Connection, client: redis.Redis) -> int:
+        """End the requests whose time has come. Returns how many."""
+        now = self._monotonic()
+        unknown = {
+            request_id: attempt
+            for page in self._held_pages(connection)
+            for request_id, attempt in _unknown_to(client, page)
+        }
+        self._unknown_since = {
+            request_id: self._unknown_since.get(request_id, now) for request_id in unknown
+        }
+        settlements = [
+            Settlement(request_id, unknown[request_id], Usage(0, 0), error="request_lost")
+            for request_id, since in self._unknown_since.items()
+            if now - since >= self._unknown_for_s
+        ]
+        return len(settle(connection, settlements)) if settlements else 0
+
+    def _held_pages(self, connection: Connection) -> Iterator[list[tuple[str, str, int]]]:
+        last = {"created_at": datetime(1970, 1, 1, tzinfo=UTC), "request_id": ""}
+        while True:
+            values = {**last, "age_s": self._least_age_s, "page": PAGE}
+            rows = connection.execute(_HELD, values).all()
+            if not rows:
+                return
+            yield [(row.request_id, row.model, row.attempt) for row in rows]
+            last = {"created_at": rows[-1].created_at, "request_id": rows[-1].request_id}
 
 
-def _unknown_to_redis(
-    client: redis.Redis, rows: Sequence[tuple[str, str, int]]
-) -> list[tuple[str, int]]:
+def _unknown_to(client: redis.Redis, rows: list[tuple[str, str, int]]) -> Iterator[tuple[str, int]]:
     pipeline = client.pipeline(transaction=False)
     for request_id, model, _ in rows:
         pipeline.exists(ModelKeys(model).live(request_id))
-    found = pipeline.execute() if rows else []
-    return [
-        (request_id, attempt)
-        for (request_id, _, attempt), is_known in zip(rows, found, strict=True)
-        if not is_known
-    ]
+    for (request_id, _, attempt), is_known in zip(rows, pipeline.execute(), strict=True):
+        if not is_known:
+            yield request_id, attempt

@@ -7,6 +7,7 @@ that another attempt has meanwhile taken over, is left alone: it gets no second 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from sqlalchemy import Connection, text
 
@@ -161,8 +162,27 @@ def settle(connection: Connection, settlements: Sequence[Settlement]) -> frozens
     return frozenset(row.request_id for row in rows)
 
 
-def begin_attempt(connection: Connection, request_id: str, attempt: int) -> bool:
-    """Fence off earlier attempts. False if the request has ended or a later attempt holds it."""
+class Claim(StrEnum):
+    """What an attempt finds when it claims a request's row."""
+
+    OURS = "ours"
+    OVERTAKEN = "overtaken"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+def begin_attempt(connection: Connection, request_id: str, attempt: int) -> Claim:
+    """Fence off earlier attempts of a held request.
+
+    OVERTAKEN means that the row has seen this attempt number or a later one: either somebody
+    took over, or Redis has lost the moves that raised it, and whoever has the request must raise
+    it again.
+    """
+    values = {
+        "request_id": request_id,
+        "created_at": created_at_of(request_id),
+        "attempt": attempt,
+    }
     result = connection.execute(
         text(
             """
@@ -171,13 +191,22 @@ def begin_attempt(connection: Connection, request_id: str, attempt: int) -> bool
               AND state = 'held' AND attempt < :attempt
             """
         ),
-        {
-            "request_id": request_id,
-            "created_at": created_at_of(request_id),
-            "attempt": attempt,
-        },
+        values,
     )
-    return result.rowcount == 1
+    if result.rowcount == 1:
+        return Claim.OURS
+    state = connection.execute(
+        text(
+            """
+            SELECT state FROM requests
+            WHERE created_at = :created_at AND request_id = :request_id
+            """
+        ),
+        values,
+    ).scalar_one_or_none()
+    if state is None:
+        return Claim.UNKNOWN
+    return Claim.OVERTAKEN if state == "held" else Claim.ENDED
 
 
 @dataclass(frozen=True, slots=True)

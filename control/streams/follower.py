@@ -6,6 +6,7 @@ bounded: a consumer that stops reading gets `FollowerLag`, not our memory.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
@@ -19,11 +20,14 @@ from control.streams.functions import cancel, follow, invoke_async
 from control.streams.keys import ModelKeys, follower_key
 from engine.interface.generation_delta import GenerationDelta, Usage
 
-LEASE_S = 15
-RENEW_S = 5
+# With the grace that the dispatcher adds, a dead follower's requests go on for 15 s at most.
+LEASE_S = 10
+RENEW_S = 3
 MAX_BUFFERED_DELTAS = 4096
 READ_BLOCK_MS = 1000
 RETRY_S = 0.2
+
+log = logging.getLogger(__name__)
 
 FeedReply = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
 
@@ -94,6 +98,7 @@ class Follower:
         self._subscriptions: dict[str, Subscription] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._missing: set[str] = set()
+        self._is_closed = False
 
     @property
     def num_subscriptions(self) -> int:
@@ -104,7 +109,8 @@ class Follower:
     async def subscribe(self, model: str, request_id: str) -> AsyncIterator[Subscription]:
         """Follow a request; subscribe before it is queued so that nothing can be missed."""
         keys = ModelKeys(model)
-        if model not in self._readers:
+        reader = self._readers.get(model)
+        if reader is None or reader.done():
             self._readers[model] = asyncio.create_task(self._read(keys), name=f"feed {model}")
         subscription = Subscription(keys, request_id)
         self._subscriptions[request_id] = subscription
@@ -141,12 +147,15 @@ class Follower:
                     pass  # Redis is away: its return is noticed by the next round.
                 await asyncio.sleep(RENEW_S)
         finally:
+            # The client can lose a cancellation that meets a reply: then the flag ends the reader.
+            self._is_closed = True
             for reader in self._readers.values():
                 reader.cancel()
+            await asyncio.gather(*self._readers.values(), return_exceptions=True)
 
     async def _read(self, keys: ModelKeys) -> None:
         feed, last = keys.feed(self.follower_id), b"0"
-        while True:
+        while not self._is_closed:
             try:
                 reply = await self._client.xread({feed: last}, count=64, block=READ_BLOCK_MS)
             except (RedisError, OSError):
@@ -155,7 +164,20 @@ class Follower:
             for _, entries in cast("FeedReply", reply or []):
                 for entry_id, fields in entries:
                     last = entry_id
-                    await self._deliver(fields.get(b"d", b""))
+                    await self._deliver_surely(fields.get(b"d", b""))
+
+    async def _deliver_surely(self, frames: bytes) -> None:
+        """Deliver an entry, again if Redis fails midway: what was delivered is not repeated."""
+        while not self._is_closed:
+            try:
+                await self._deliver(frames)
+            except (RedisError, OSError):
+                await asyncio.sleep(RETRY_S)
+            except ValueError:
+                log.exception("an unreadable feed entry is passed over")
+                return
+            else:
+                return
 
     async def _deliver(self, frames: bytes) -> None:
         for delta in unpack_frames(frames):

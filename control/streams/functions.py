@@ -6,6 +6,7 @@ load the library when the server does not know it (a fresh or flushed server for
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from control.streams.messages import QueueEntry, pack_entry, pack_request
 from engine.interface.generation_delta import GenerationDelta
 from engine.interface.generation_request import GenerationRequest
 
-LIBRARY = Path(__file__).with_name("functions.lua").read_text()
+_SOURCE = Path(__file__).with_name("functions.lua").read_text()
+# The functions are named after their own text, so that processes of two releases can share a
+# server, each calling the functions that it was written for.
+_PREFIX = "headrace_" + sha256(_SOURCE.encode()).hexdigest()[:12]
+LIBRARY = _SOURCE.replace("headrace", _PREFIX)
 
 MAX_INBOX = 1024
 MAX_FEED = 4096
@@ -37,6 +42,11 @@ class FunctionCall:
     name: str
     keys: tuple[str, ...]
     args: tuple[Argument, ...]
+
+    @property
+    def full_name(self) -> str:
+        """The function's name on the server."""
+        return f"{_PREFIX}_{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ def enqueue(
     """Accept a request. Replies b"queued", b"full", b"unserved" or b"exists"."""
     life_ms = int((entry.deadline_at - entry.arrival) * 1000) + LIVE_SLACK_MS
     return FunctionCall(
-        "headrace_enqueue",
+        "enqueue",
         (
             keys.live(entry.request_id),
             keys.log(entry.request_id),
@@ -88,7 +98,7 @@ def assign(keys: ModelKeys, token: str, entry: QueueEntry, replica_id: str) -> F
     or full.
     """
     return FunctionCall(
-        "headrace_assign",
+        "assign",
         (keys.leader, keys.live(entry.request_id), keys.inbox(replica_id)),
         (token, entry.request_id, replica_id, entry.weights_digest, MAX_INBOX),
     )
@@ -102,7 +112,7 @@ def requeue(
     Replies b"queued", b"not_leader", b"gone", b"ended", b"moved" or b"cancelled".
     """
     return FunctionCall(
-        "headrace_requeue",
+        "requeue",
         (keys.leader, keys.live(request_id)),
         (token, request_id, replica_id, failures),
     )
@@ -126,7 +136,7 @@ def step(keys: ModelKeys, publications: Sequence[Publication]) -> FunctionCall:
             pack_frames(publication.deltas),
             "1" if publication.deltas[-1].is_last else "0",
         ]
-    return FunctionCall("headrace_step", tuple(names), tuple(args))
+    return FunctionCall("step", tuple(names), tuple(args))
 
 
 def cancel(keys: ModelKeys, request_id: str, error: str = "cancelled") -> FunctionCall:
@@ -134,9 +144,7 @@ def cancel(keys: ModelKeys, request_id: str, error: str = "cancelled") -> Functi
 
     Replies b"assigned", b"queued", b"cancelled" (already), b"ended" or b"gone".
     """
-    return FunctionCall(
-        "headrace_cancel", (keys.live(request_id),), (request_id, keys.inbox(""), error)
-    )
+    return FunctionCall("cancel", (keys.live(request_id),), (request_id, keys.inbox(""), error))
 
 
 def seize(keys: ModelKeys, request_id: str, error: str) -> FunctionCall:
@@ -144,41 +152,39 @@ def seize(keys: ModelKeys, request_id: str, error: str) -> FunctionCall:
 
     Replies [b"seized", attempt, packed request], [b"ended"] or [b"gone"].
     """
-    return FunctionCall("headrace_seize", (keys.live(request_id),), (error,))
+    return FunctionCall("seize", (keys.live(request_id),), (error,))
 
 
 def follow(keys: ModelKeys, request_id: str, follower_id: str) -> FunctionCall:
     """Add a follower. Replies [b"following", log length in bytes] or [b"gone"]."""
-    return FunctionCall(
-        "headrace_follow", (keys.live(request_id), keys.log(request_id)), (follower_id,)
-    )
+    return FunctionCall("follow", (keys.live(request_id), keys.log(request_id)), (follower_id,))
 
 
 def lead(keys: ModelKeys, token: str, lease_ms: int) -> FunctionCall:
     """Keep or take the lead. Replies b"leading" or b"standby"."""
-    return FunctionCall("headrace_lead", (keys.leader,), (token, lease_ms))
+    return FunctionCall("lead", (keys.leader,), (token, lease_ms))
 
 
 def invoke(client: redis.Redis, call: FunctionCall) -> Reply:
     """Carry out the call."""
     try:
-        return client.fcall(call.name, len(call.keys), *call.keys, *call.args)
+        return client.fcall(call.full_name, len(call.keys), *call.keys, *call.args)
     except ResponseError as error:
         if not _is_unknown(error):
             raise
         client.function_load(LIBRARY, replace=True)
-        return client.fcall(call.name, len(call.keys), *call.keys, *call.args)
+        return client.fcall(call.full_name, len(call.keys), *call.keys, *call.args)
 
 
 async def invoke_async(client: redis.asyncio.Redis, call: FunctionCall) -> Reply:
     """Carry out the call on an asynchronous client."""
     try:
-        return await client.fcall(call.name, len(call.keys), *call.keys, *call.args)
+        return await client.fcall(call.full_name, len(call.keys), *call.keys, *call.args)
     except ResponseError as error:
         if not _is_unknown(error):
             raise
         await client.function_load(LIBRARY, replace=True)
-        return await client.fcall(call.name, len(call.keys), *call.keys, *call.args)
+        return await client.fcall(call.full_name, len(call.keys), *call.keys, *call.args)
 
 
 def _is_unknown(error: ResponseError) -> bool:

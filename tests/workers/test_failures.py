@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import text
 
 from control.database.connection import connect as connect_database
-from control.metering.expiry import expire_lost
+from control.metering.expiry import Expiry
+from control.metering.settlement import Claim, begin_attempt
 from control.streams.functions import invoke, seize
 from tests.servers import Servers
 from tests.workers.service import Service, until
@@ -133,11 +134,12 @@ async def test_a_request_that_was_never_queued_expires_unbilled(service: Service
         await caller.admission.accept(service.reservation(lost), lost)
         await caller.admission.accept(service.reservation(known), known)
     service.client.delete(service.keys.live(lost.request_id))
-    with service.database.begin() as connection:
-        expire_lost(connection, service.client)
-    assert service.state(lost.request_id) == "held"  # too young
-    with service.database.begin() as connection:
-        expire_lost(connection, service.client, least_age_s=0)
+    now = iter([0.0, 59.0, 60.0])
+    expiry = Expiry(least_age_s=0, monotonic=lambda: next(now))
+    for expected in ("held", "held", "failed"):
+        with service.database.begin() as connection:
+            expiry.expire(connection, service.client)
+        assert service.state(lost.request_id) == expected
     assert service.usage(lost.request_id) == [(0, 0, 0, "failed", "request_lost")]
     assert service.state(known.request_id) == "held"
 
@@ -166,3 +168,62 @@ async def test_a_request_that_two_replicas_died_with_ends(service: Service) -> N
         answer = await asking
     assert answer.last.error == "replica_lost"
     assert service.state(request.request_id) == "failed"
+
+
+async def test_a_request_whose_newest_moves_redis_lost_goes_on(service: Service) -> None:
+    service.start_dispatcher()
+    async with service.caller() as caller:
+        request = service.request(b"said after all")
+        asking = asyncio.create_task(caller.ask(request))
+        await asyncio.to_thread(until, lambda: bool(service.client.smembers(service.keys.open)))
+        # PostgreSQL has seen attempt 5; the Redis that failed over knows only of the first.
+        with service.database.begin() as connection:
+            assert begin_attempt(connection, request.request_id, 5) is Claim.OURS
+        service.client.hset(service.keys.live(request.request_id), "attempt", 1)
+        service.start_replica()
+        answer = await asking
+    assert answer.text == "said after all"
+    assert len(service.usage(request.request_id)) == 1
+
+
+async def test_a_request_whose_newest_moves_redis_lost_can_be_cancelled(service: Service) -> None:
+    async with service.caller() as caller:
+        request = service.request(b"not said")
+        asking = asyncio.create_task(caller.ask(request))
+        await asyncio.to_thread(until, lambda: bool(service.client.smembers(service.keys.open)))
+        with service.database.begin() as connection:
+            begin_attempt(connection, request.request_id, 5)
+        await caller.follower.cancel(service.model, request.request_id)
+        service.start_dispatcher()
+        answer = await asking
+    assert answer.last.error == "cancelled"
+    assert service.state(request.request_id) == "cancelled"
+
+
+async def test_a_request_that_no_row_knows_ends_unbilled(service: Service) -> None:
+    service.start_dispatcher()
+    async with service.caller() as caller:
+        request = service.request(b"no row")
+        asking = asyncio.create_task(caller.ask(request))
+        await asyncio.to_thread(until, lambda: bool(service.client.smembers(service.keys.open)))
+        with service.database.begin() as connection:
+            connection.execute(
+                text("DELETE FROM requests WHERE request_id = :id"), {"id": request.request_id}
+            )
+        service.client.hset(service.keys.live(request.request_id), "attempt", 1)
+        service.start_replica()
+        answer = await asking
+    assert answer.last.error == "request_lost"
+    assert service.usage(request.request_id) == []
+
+
+async def test_a_server_that_lost_the_followers_leases_costs_nobody_his_request(
+    service: Service,
+) -> None:
+    service.start_dispatcher()
+    service.start_replica(delay_ms=20)
+    async with service.caller() as caller:
+        service.client.delete(f"follower:{caller.follower.follower_id}")
+        answer = await caller.ask(service.request(b"x" * 150, max_tokens=200))
+    assert answer.last.error is None
+    assert answer.text == "x" * 150

@@ -13,6 +13,7 @@ from control.identity.request_id import created_at_of, mint_request_id
 from control.identity.tenants import create_tenant
 from control.metering.settlement import (
     ChoiceOutput,
+    Claim,
     Settlement,
     Timings,
     begin_attempt,
@@ -95,12 +96,14 @@ def test_a_second_settlement_changes_nothing(database: Engine) -> None:
 def test_only_the_newest_attempt_settles(database: Engine) -> None:
     with database.begin() as connection:
         request_id = hold(connection)
-        assert begin_attempt(connection, request_id, 3)
-        assert not begin_attempt(connection, request_id, 3)
-        assert not begin_attempt(connection, request_id, 2)
+        assert begin_attempt(connection, request_id, 3) is Claim.OURS
+        assert begin_attempt(connection, request_id, 3) is Claim.OVERTAKEN
+        assert begin_attempt(connection, request_id, 2) is Claim.OVERTAKEN
         assert settle(connection, [finished(request_id, attempt=1)]) == frozenset()
         assert settle(connection, [finished(request_id, attempt=3)]) == {request_id}
-        assert not begin_attempt(connection, request_id, 4)
+        assert begin_attempt(connection, request_id, 4) is Claim.ENDED
+        unknown = mint_request_id(time.time(), secrets.randbits(98))
+        assert begin_attempt(connection, unknown, 2) is Claim.UNKNOWN
 
 
 def test_an_ending_is_not_there_before_it_happened(database: Engine) -> None:

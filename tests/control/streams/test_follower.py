@@ -1,8 +1,16 @@
 """A follower hears each delta once and in order, whatever the feed or Redis lost."""
 
-import pytest
+import asyncio
+import secrets
+from typing import cast
 
-from control.streams.follower import MAX_BUFFERED_DELTAS, FollowerLag, Subscription
+import pytest
+import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from control.streams.connection import connect_async
+from control.streams.follower import MAX_BUFFERED_DELTAS, Follower, FollowerLag, Subscription
+from control.streams.frames import pack_frames
 from control.streams.keys import ModelKeys
 from engine.interface.generation_delta import GenerationDelta, Usage
 
@@ -45,3 +53,39 @@ async def test_a_consumer_that_stops_reading_is_told_so_after_what_was_kept() ->
         await subscription.next(0.01)
     with pytest.raises(FollowerLag):
         await subscription.next(0.01)
+
+
+class Flaky:
+    """The real client, but the first read of a log fails."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._has_failed = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+    async def get(self, name: str) -> object:
+        if not self._has_failed:
+            self._has_failed = True
+            raise RedisConnectionError("planted")
+        return await self._client.get(name)
+
+
+async def test_a_redis_that_fails_while_a_gap_is_filled_deafens_nobody(redis_url: str) -> None:
+    client = connect_async(redis_url)
+    keys = ModelKeys(f"m-{secrets.token_hex(4)}")
+    follower = Follower(cast("redis.asyncio.Redis", Flaky(client)), f"f-{secrets.token_hex(4)}")
+    await client.set(keys.log("r"), pack_frames([delta(0), delta(1)]))
+    async with follower.subscribe(keys.model, "r") as subscription:
+        await client.xadd(keys.feed(follower.follower_id), {"d": pack_frames([delta(1)])})
+        first, second = await subscription.next(10), await subscription.next(10)
+        await client.xadd(keys.feed(follower.follower_id), {"d": b"\0\0\0\x09torn"})
+        await client.xadd(keys.feed(follower.follower_id), {"d": pack_frames([delta(2)])})
+        third = await subscription.next(10)
+    assert [d.serial if d else None for d in (first, second, third)] == [0, 1, 2]
+    task = asyncio.create_task(follower.run())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    await client.aclose()
