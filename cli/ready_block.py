@@ -8,7 +8,7 @@ from pathlib import Path
 from cli.demo_access import DEMO_FILE, DemoAccess
 from cli.processes import headrace
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is photosynthesis?"
 TEMPERATURE = 0
 
 
