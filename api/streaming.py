@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Send
 
-from control.errors import ServiceError
+from control.errors import RequestLost, ServiceError
 from control.protocol.error_object import ending_of, face_of
 from control.protocol.responses import DONE, ChunkEncoder, error_event
 from control.streams.follower import Subscription
@@ -75,10 +75,12 @@ class StreamAnswer:
             events += self.encoder.finish(delta.choice, delta.finish_reason, so_far)
         if delta.usage is None:
             return events
+        # Of a lost request nobody knows the usage but who counted what came.
+        usage = so_far if delta.error == RequestLost.code else delta.usage
         if self.includes_usage:
-            events += self.encoder.usage(delta.usage)
+            events += self.encoder.usage(usage)
         if delta.error is not None:
-            events += error_event(face_of(ending_of(delta.error)).body, delta.usage)
+            events += error_event(face_of(ending_of(delta.error)).body, usage)
         return events + DONE
 
     async def _write(self, send: Send, events: bytes, *, is_last: bool = False) -> None:
