@@ -103,17 +103,26 @@ def revoke_key(connection: Connection, key_id: str) -> bool:
 
 async def find_key(connection: AsyncConnection, key_hash: bytes) -> ApiKey | None:
     """The unrevoked key of that hash, in one indexed query."""
-    result = await connection.execute(
+    return (await find_keys(connection, [key_hash])).get(key_hash)
+
+
+async def find_keys(connection: AsyncConnection, key_hashes: list[bytes]) -> dict[bytes, ApiKey]:
+    """The unrevoked keys among those hashes, by hash, in one indexed query."""
+    rows = await connection.execute(
         text(
             """
-            SELECT key_id, tenant_id, scopes, prefix, created_at, revoked_at FROM api_keys
-            WHERE key_hash = :key_hash AND revoked_at IS NULL
+            SELECT key_hash, key_id, tenant_id, scopes, prefix, created_at, revoked_at
+            FROM api_keys WHERE key_hash = ANY(:key_hashes) AND revoked_at IS NULL
             """
         ),
-        {"key_hash": key_hash},
+        {"key_hashes": key_hashes},
     )
-    row = result.one_or_none()
-    return None if row is None else _record(row)
+    return {
+        bytes(key_hash): ApiKey(
+            key_id, tenant_id, frozenset(scopes), prefix, created_at, revoked_at
+        )
+        for key_hash, key_id, tenant_id, scopes, prefix, created_at, revoked_at in rows
+    }
 
 
 def _record(row: Row[Any]) -> ApiKey:

@@ -7,7 +7,13 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from api.authentication import MAX_FAILURES, Authenticator, FailureLimiter
+from api.authentication import (
+    FAILURES_PER_S,
+    JOINT_LOOKUP_INTERVAL_S,
+    MAX_FAILURES,
+    Authenticator,
+    FailureLimiter,
+)
 from control.database.connection import connect_async
 from control.errors import AuthenticationFailed, StoreUnavailable, TooManyFailures
 from control.identity.keys import create_key, revoke_key
@@ -165,7 +171,7 @@ async def test_a_source_of_many_unknown_keys_is_refused_without_queries(
             await authenticator.authenticate(_scope(f"Bearer hr-{number}"))
         refusals[caught.type] += 1
     assert refusals == {AuthenticationFailed: MAX_FAILURES, TooManyFailures: 1000 - MAX_FAILURES}
-    assert len(queries) == MAX_FAILURES
+    assert len(queries) == MAX_FAILURES + 1  # and the first joint one
     # A key that is known passes from there, and strangers from elsewhere are heard.
     await authenticator.authenticate(_scope(f"Bearer {served.key}"))
     with pytest.raises(AuthenticationFailed):
@@ -176,17 +182,88 @@ async def test_a_source_of_many_unknown_keys_is_refused_without_queries(
     await database.dispose()
 
 
+async def _fail_often(authenticator: Authenticator) -> None:
+    """Use up what 10.0.0.1 may fail, and the joint look-up of this moment."""
+    for _ in range(MAX_FAILURES + 1):
+        with pytest.raises((AuthenticationFailed, TooManyFailures)):
+            await authenticator.authenticate(_scope(f"Bearer hr-{secrets.token_hex(16)}"))
+
+
+async def test_a_key_that_was_valid_is_never_refused_for_its_neighbours_failures(
+    database_url: str, served: Served
+) -> None:
+    key_id, key = served.new_key("inference")
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    await authenticator.authenticate(_scope(f"Bearer {key}"))
+    for age_s in (5, 60, 24 * 3600):
+        clock.now += age_s
+        await _fail_often(authenticator)
+        await authenticator.authenticate(_scope(f"Bearer {key}"))
+    with served.database.begin() as connection:
+        assert revoke_key(connection, key_id)
+    clock.now += 5
+    await _fail_often(authenticator)
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(_scope(f"Bearer {key}"))
+    with pytest.raises(TooManyFailures):
+        await authenticator.authenticate(_scope(f"Bearer {key}"))
+    await database.dispose()
+
+
+async def test_a_new_key_passes_on_its_second_try_whatever_its_neighbours_do(
+    database_url: str, served: Served
+) -> None:
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    keys = [served.new_key("inference")[1] for _ in range(3)]
+    await _fail_often(authenticator)
+    for key in keys:
+        with pytest.raises(TooManyFailures) as caught:
+            await authenticator.authenticate(_scope(f"Bearer {key}"))
+    assert caught.value.retry_after_ms is not None
+    clock.now += caught.value.retry_after_ms / 1000
+    await _fail_often(authenticator)
+    for key in keys:
+        await authenticator.authenticate(_scope(f"Bearer {key}"))
+    await database.dispose()
+
+
+async def test_a_flood_of_unknown_keys_costs_a_flat_number_of_queries(
+    database_url: str, served: Served
+) -> None:
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    await _fail_often(authenticator)
+    num_queries = 0
+
+    def count(*arguments: object) -> None:
+        nonlocal num_queries
+        num_queries += 1
+
+    event.listen(database.sync_engine, "before_cursor_execute", count)
+    num_s, keys_per_s = 5, 400
+    for number in range(num_s * keys_per_s):
+        clock.now += 1 / keys_per_s
+        with pytest.raises((AuthenticationFailed, TooManyFailures)):
+            await authenticator.authenticate(_scope(f"Bearer hr-flood-{number}"))
+    assert num_queries <= num_s * (FAILURES_PER_S + 1 / JOINT_LOOKUP_INTERVAL_S) + 1
+    await database.dispose()
+
+
 def test_the_wait_that_is_told_is_long_enough() -> None:
     clock = Clock()
     limiter = FailureLimiter(clock)
     for _ in range(MAX_FAILURES):
-        limiter.check("a")
+        assert limiter.wait_ms("a") == 0
         limiter.note("a")
-    with pytest.raises(TooManyFailures) as caught:
-        limiter.check("a")
-    assert caught.value.retry_after_ms is not None
-    clock.now += caught.value.retry_after_ms / 1000
-    limiter.check("a")
+    wait_ms = limiter.wait_ms("a")
+    assert wait_ms >= 1000 * JOINT_LOOKUP_INTERVAL_S
+    clock.now += wait_ms / 1000
+    assert limiter.wait_ms("a") == 0
 
 
 async def test_without_a_database_known_keys_pass_and_others_wait(

@@ -11,6 +11,7 @@ from control.errors import Conflict, NotFound
 from control.identity.keys import (
     create_key,
     find_key,
+    find_keys,
     hash_key,
     is_well_formed,
     list_keys,
@@ -48,6 +49,8 @@ async def test_a_key_is_found_by_the_whole_of_it_until_it_is_revoked(database_ur
         tenant = create_tenant(connection, secrets.token_hex(8))
         key, secret = create_key(connection, PEPPER, tenant.tenant_id, frozenset({"batch"}))
     async with async_engine.connect() as reader:
+        both = [hash_key(PEPPER, "hr-unknown"), hash_key(PEPPER, secret)]
+        assert await find_keys(reader, both) == {both[1]: key}
         assert await find_key(reader, hash_key(PEPPER, secret)) == key
         assert await find_key(reader, hash_key(PEPPER, secret[:-1])) is None
     with engine.begin() as connection:
