@@ -26,6 +26,7 @@ from control.batches.doorbell import Doorbell
 from control.database.connection import connect_async as connect_database
 from control.files.store import FileStore, LocalFileStore
 from control.identity.request_id import NUM_RANDOM_BITS, mint_request_id
+from control.streams.cancellation import is_cancelled
 from control.streams.clock import SharedClock
 from control.streams.connection import connect_async as connect_redis
 from control.streams.follower import Follower
@@ -95,7 +96,7 @@ class Gateway:
             await self.redis.aclose()
 
     async def _keep_time(self) -> None:
-        while True:
+        while not is_cancelled():
             await asyncio.sleep(CLOCK_PERIOD_S)
             try:
                 await self.clock.synchronize_async(self.redis)

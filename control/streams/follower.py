@@ -15,6 +15,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from control.errors import ServiceError
+from control.streams.cancellation import is_cancelled
 from control.streams.frames import unpack_frames
 from control.streams.functions import cancel, follow, invoke_async
 from control.streams.keys import ModelKeys, follower_key
@@ -98,7 +99,6 @@ class Follower:
         self._subscriptions: dict[str, Subscription] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._missing: set[str] = set()
-        self._is_closed = False
 
     @property
     def num_subscriptions(self) -> int:
@@ -139,7 +139,7 @@ class Follower:
     async def run(self) -> None:
         """Renew the lease and look after lost requests until cancelled."""
         try:
-            while True:
+            while not is_cancelled():
                 try:
                     await self.announce()
                     await self._end_lost_requests()
@@ -147,15 +147,17 @@ class Follower:
                     pass  # Redis is away: its return is noticed by the next round.
                 await asyncio.sleep(RENEW_S)
         finally:
-            # The client can lose a cancellation that meets a reply: then the flag ends the reader.
-            self._is_closed = True
-            for reader in self._readers.values():
-                reader.cancel()
-            await asyncio.gather(*self._readers.values(), return_exceptions=True)
+            await self.close()
+
+    async def close(self) -> None:
+        """Stop listening; `run` does so at its end."""
+        for reader in self._readers.values():
+            reader.cancel()
+        await asyncio.gather(*self._readers.values(), return_exceptions=True)
 
     async def _read(self, keys: ModelKeys) -> None:
         feed, last = keys.feed(self.follower_id), b"0"
-        while not self._is_closed:
+        while not is_cancelled():
             try:
                 reply = await self._client.xread({feed: last}, count=64, block=READ_BLOCK_MS)
             except (RedisError, OSError):
@@ -168,7 +170,7 @@ class Follower:
 
     async def _deliver_surely(self, frames: bytes) -> None:
         """Deliver an entry, again if Redis fails midway: what was delivered is not repeated."""
-        while not self._is_closed:
+        while not is_cancelled():
             try:
                 await self._deliver(frames)
             except (RedisError, OSError):

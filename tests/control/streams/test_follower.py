@@ -1,6 +1,5 @@
 """A follower hears each delta once and in order, whatever the feed or Redis lost."""
 
-import asyncio
 import secrets
 from typing import cast
 
@@ -84,8 +83,5 @@ async def test_a_redis_that_fails_while_a_gap_is_filled_deafens_nobody(redis_url
         await client.xadd(keys.feed(follower.follower_id), {"d": pack_frames([delta(2)])})
         third = await subscription.next(10)
     assert [d.serial if d else None for d in (first, second, third)] == [0, 1, 2]
-    task = asyncio.create_task(follower.run())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
+    await follower.close()
     await client.aclose()
