@@ -185,10 +185,8 @@ class Load:
                 self.wrong.append(answer)
 
 
-@pytest.mark.parametrize("victim", ["replica", "dispatcher", "gateway"])
-def test_a_killed_process_comes_back_and_every_request_ends(
-    service: LiveService, victim: str
-) -> None:
+@pytest.mark.parametrize("victim", ["gateway", "replica", "dispatcher"])
+def test_a_killed_process_comes_back_and_answers_again(service: LiveService, victim: str) -> None:
     with Load(service, 6) as load:
         until(lambda: load.num_right >= 6, 60)
         killed = service.pid_of(victim)
@@ -198,13 +196,6 @@ def test_a_killed_process_comes_back_and_every_request_ends(
         right_then = load.num_right
         until(lambda: load.num_right >= right_then + 12, 60)
     assert load.wrong == []
-    held = "SELECT count(*) FROM requests WHERE state = 'held'"
-    until(lambda: service.sql(held) == [(0,)], 100)
-    unpaired = service.sql(
-        "SELECT r.request_id FROM requests r LEFT JOIN usage_events u USING (request_id) "
-        "WHERE u.request_id IS NULL OR u.outcome <> r.state"
-    )
-    assert unpaired == []
 
 
 def test_a_killed_replica_goes_on_where_it_stopped(service: LiveService) -> None:
@@ -223,3 +214,15 @@ def test_a_killed_replica_goes_on_where_it_stopped(service: LiveService) -> None
             os.kill(killed, signal.SIGKILL)
     assert killed is not None
     assert text == prompt
+
+
+def test_after_all_of_it_every_request_has_one_ending_and_one_usage_row(
+    service: LiveService,
+) -> None:
+    # Last in the module: what a killed gateway had written and not queued ends after a minute.
+    until(lambda: service.sql("SELECT count(*) FROM requests WHERE state = 'held'") == [(0,)], 100)
+    unpaired = service.sql(
+        "SELECT r.request_id FROM requests r LEFT JOIN usage_events u USING (request_id) "
+        "WHERE u.request_id IS NULL OR u.outcome <> r.state"
+    )
+    assert unpaired == []
