@@ -23,11 +23,6 @@ class SharedClock:
         assert self._offset is not None, "synchronize() comes first"
         return self._monotonic() + self._offset
 
-    def monotonic_at(self, shared: float) -> float:
-        """This process's monotonic second at which the shared clock shows `shared`."""
-        assert self._offset is not None, "synchronize() comes first"
-        return shared - self._offset
-
     def synchronize(self, client: redis.Redis) -> None:
         """Read Redis's time once."""
         before = self._monotonic()
