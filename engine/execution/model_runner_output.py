@@ -1,22 +1,23 @@
 """What came out of one step."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_TOKEN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
-    """One scheduled sequence's outcome.
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelRunnerOutput:
+    """One result per row, in the order of the SchedulerOutput.
 
-    `token_id` is the token sampled, None where none was asked for. `error` says why this
-    sequence cannot go on; the others of the step are not touched by it.
+    `token_ids[r]` is the token sampled, NO_TOKEN where none was asked for or the row failed.
+    `errors` says of each failed row why its sequence cannot go on; no other row is touched by
+    it. `moves_s` is how many seconds the step's block moves took.
     """
 
-    token_id: int | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRunnerOutput:
-    """One result per scheduled sequence, in the order of the SchedulerOutput."""
-
-    rows: tuple[RowResult, ...]
+    token_ids: NDArray[np.int64]
+    errors: Mapping[int, str] = field(default_factory=dict)
+    moves_s: float = 0.0
