@@ -10,6 +10,7 @@ INSTALLED := $(VENV)/.installed
 LOCKS := requirements/run.txt requirements/dev.txt requirements/torch.txt requirements/openai-oldest.txt
 OLDEST_SDK := $(VENV)/openai-oldest
 DATA_DIR ?= .headrace
+MINUTES ?= 30
 ARGS ?=
 
 # The first Python on the path that is new enough.
@@ -49,6 +50,10 @@ contracts: $(INSTALLED) ## Who may import whom
 .PHONY: unit
 unit: $(INSTALLED) ## The tests alone (ARGS="tests/cli -k supervisor" ...)
 	$(BIN)/pytest $(ARGS)
+
+.PHONY: test-long
+test-long: $(INSTALLED) ## Any schedule, for minutes or hours (MINUTES=30 ...); stops at a failure
+	$(BIN)/python -m tests.engine.any_schedule_long --minutes $(MINUTES)
 
 .PHONY: format
 format: $(INSTALLED) ## Rewrite the code in the house format
