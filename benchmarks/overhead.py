@@ -84,8 +84,7 @@ def main() -> None:
 def _scripted_engine() -> Engine:
     settings = EngineSettings()
     limits = ModelLimits(259, 512, frozenset({258}))
-    num_slots = settings.num_blocks * settings.block_size
-    return Engine(ScriptedRunner(limits, num_slots, settings.block_size), settings)
+    return Engine(ScriptedRunner(limits, settings.num_blocks, settings.block_size), settings)
 
 
 def _ask_engine(loop: EngineLoop) -> float:

@@ -29,5 +29,10 @@ def engine_from_folder(
     `dtype` is "bfloat16" or "float32"; `clock` is the clock of `request.deadline_at`.
     """
     settings = settings or EngineSettings()
-    runner = ModelRunner(load_decoder(folder, dtype), settings.num_blocks, settings.block_size)
+    runner = ModelRunner(
+        load_decoder(folder, dtype),
+        settings.num_blocks,
+        settings.block_size,
+        settings.num_host_blocks,
+    )
     return Engine(runner, settings, clock=clock, monotonic=monotonic)

@@ -216,7 +216,11 @@ def load_engine(
         config["vocab_size"], version.max_model_len, frozenset({config["eos_token_id"]})
     )
     runner = ScriptedRunner(
-        limits, num_slots, block_size, delay_ms=settings.headrace_scripted_delay_ms
+        limits,
+        engine_settings.num_blocks,
+        block_size,
+        engine_settings.num_host_blocks,
+        delay_ms=settings.headrace_scripted_delay_ms,
     )
     return Engine(runner, engine_settings, clock=clock.now), tokenizer
 

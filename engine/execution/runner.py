@@ -6,6 +6,10 @@ from typing import Protocol
 from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.scheduling.scheduler_output import SchedulerOutput
 
+# Why a row with a PENDING token fails: the sequence failed in the step before, when this step
+# was decided already.
+UNKNOWN_TOKEN = "The token before this one was never sampled."  # noqa: S105 - a message
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
@@ -24,4 +28,8 @@ class Runner(Protocol):
         """The limits of the model that runs here."""
 
     def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step. One row's trouble is its error; an exception loses the replica."""
+        """Carry out the moves, then compute the rows; a step may have moves and no rows.
+
+        One row's trouble is its error: what it wrote is wiped and no other row is touched. A
+        token still PENDING is such trouble. An exception loses the replica.
+        """

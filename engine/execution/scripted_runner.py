@@ -2,15 +2,20 @@
 
 For demonstrations, load tests and tests of everything around the engine; it needs no weights
 and no torch. What it knows of a sequence it reads back from its KV slots, so a wrong block
-table or a reused block shows up as a wrong word.
+table, a reused block or a wrong move shows up as a wrong word.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from engine.execution.model_runner_output import ModelRunnerOutput, RowResult
-from engine.execution.runner import ModelLimits
-from engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
+from engine.execution.runner import UNKNOWN_TOKEN, ModelLimits
+from engine.interface.block_move import BlockMove, MoveKind
+from engine.layers.step_layout import step_layout
+from engine.scheduling.scheduler_output import PENDING, SchedulerOutput
 
 
 class ScriptedRunner:
@@ -19,14 +24,17 @@ class ScriptedRunner:
     def __init__(
         self,
         limits: ModelLimits,
-        num_slots: int,
+        num_blocks: int,
         block_size: int,
+        num_host_blocks: int = 0,
         *,
         delay_ms: float = 0.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.limits = limits
-        self._slots = [-1] * num_slots
+        # The token of every slot, [blocks, block_size]; PENDING where none was ever written.
+        self._device = np.full((num_blocks, block_size), PENDING)
+        self._host = np.full((num_host_blocks, block_size), PENDING)
         self._block_size = block_size
         self._delay_s = delay_ms / 1000
         self._sleep = sleep
@@ -35,18 +43,31 @@ class ScriptedRunner:
         """Store each token in its slot; answer sampled rows with the prompt's next token."""
         if self._delay_s > 0:
             self._sleep(self._delay_s)
-        return ModelRunnerOutput(tuple(self._row(sequence) for sequence in work.sequences))
+        moves_s = self._move(work.moves) if work.moves else 0.0
+        layout = step_layout(work.starts, work.counts, work.block_tables, self._block_size)
+        self._device.reshape(-1)[layout.slots] = work.token_ids
+        is_failed = np.zeros(work.num_rows, dtype=np.bool_)
+        is_failed[layout.rows[work.token_ids == PENDING]] = True
+        token_ids = np.where(work.is_sampled & ~is_failed, self._next_words(work), NO_TOKEN)
+        errors = dict.fromkeys(np.flatnonzero(is_failed).tolist(), UNKNOWN_TOKEN)
+        for row in np.flatnonzero(work.is_sampled & (token_ids == NO_TOKEN)).tolist():
+            errors.setdefault(row, "No token was ever written where the next word should stand.")
+        return ModelRunnerOutput(token_ids, errors, moves_s)
 
-    def _row(self, sequence: ScheduledSequence) -> RowResult:
-        for position, token_id in enumerate(sequence.token_ids, sequence.start):
-            self._slots[self._slot(sequence, position)] = token_id
-        if not sequence.is_sampled:
-            return RowResult()
-        said = sequence.num_output_tokens
-        if said < sequence.num_prompt_tokens:
-            return RowResult(self._slots[self._slot(sequence, said)])
-        return RowResult(min(self.limits.eos_token_ids))
+    def _next_words(self, work: SchedulerOutput) -> NDArray[np.int64]:
+        lengths = np.array([spec.num_prompt_tokens for spec in work.specs], dtype=np.int64)
+        num_said = work.ends - lengths
+        is_over = num_said >= lengths
+        # Rows that are over, or not to be sampled, read something that nobody looks at.
+        place = np.where(is_over, 0, num_said.clip(min=0))
+        blocks = work.block_tables[np.arange(work.num_rows), place // self._block_size]
+        words = self._device[blocks, place % self._block_size]
+        return np.where(is_over, min(self.limits.eos_token_ids), words)
 
-    def _slot(self, sequence: ScheduledSequence, position: int) -> int:
-        block = sequence.block_table[position // self._block_size]
-        return block * self._block_size + position % self._block_size
+    def _move(self, moves: Sequence[BlockMove]) -> float:
+        began = time.perf_counter()
+        for kind, source, destination in moves:
+            origin = self._host if kind is MoveKind.LOAD else self._device
+            target = self._host if kind is MoveKind.OFFLOAD else self._device
+            target[destination] = origin[source]
+        return time.perf_counter() - began

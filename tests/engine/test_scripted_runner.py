@@ -1,45 +1,56 @@
-from engine.engine import Engine, EngineSettings
 from engine.execution.runner import ModelLimits
 from engine.execution.scripted_runner import ScriptedRunner
 from engine.interface.sampling_params import SamplingParams
-from engine.interface.sequence_update import SequenceEnd
-from tests.engine.orders import greedy, order, run_to_end
+from engine.scheduling.scheduler_output import SequenceSpec
+from tests.engine.steps import Row, spec, step
 
-LIMITS = ModelLimits(vocab_size=1000, max_model_len=500, eos_token_ids=frozenset({2}))
-
-
-def build(delay_ms: float = 0.0, slept: list[float] | None = None) -> Engine:
-    settings = EngineSettings(num_blocks=20, block_size=4, chunk_size=7)
-    sleep = (slept if slept is not None else []).append
-    runner = ScriptedRunner(LIMITS, 80, 4, delay_ms=delay_ms, sleep=sleep)
-    return Engine(runner, settings)
+EOS = 2
+LIMITS = ModelLimits(vocab_size=1000, max_model_len=500, eos_token_ids=frozenset({EOS, 3}))
+TABLE = (5, 0, 9, 3, 8, 1)
 
 
-def test_it_says_its_prompt_back_and_stops() -> None:
-    engine = build()
-    engine.add(order("a", (11, 12, 13), greedy(9)))
-    engine.add(order("b", tuple(range(100, 120)), greedy(40)))
-    transcript = run_to_end(engine)
-    assert transcript.token_ids["a", 0] == [11, 12, 13, 2]
-    assert transcript.token_ids["b", 0] == [*range(100, 120), 2]
-    assert transcript.ends["a", 0] is SequenceEnd.STOP
+def say(prompt: list[int], count: int, *, a_spec: SequenceSpec | None = None) -> list[int]:
+    """What the runner says in `count` steps, its prompt given in chunks of 3."""
+    runner = ScriptedRunner(LIMITS, 20, 4)
+    a_spec = a_spec or spec(num_prompt_tokens=len(prompt))
+    context, start = list(prompt), 0
+    while len(context) < len(prompt) + count:
+        chunk = context[start : start + 3]
+        is_sampled = start + len(chunk) == len(context)
+        output = runner.execute(step(Row(a_spec, chunk, start, TABLE, is_sampled)))
+        start += len(chunk)
+        assert not output.errors
+        context += [token_id for token_id in output.token_ids.tolist() if token_id >= 0]
+    return context[len(prompt) :]
+
+
+def test_it_says_its_prompt_back_and_then_its_end_again_and_again() -> None:
+    assert say([11, 12, 13], 6) == [11, 12, 13, EOS, EOS, EOS]
+    assert say(list(range(100, 110)), 11) == [*range(100, 110), EOS]
+    assert say([11], 3) == [11, EOS, EOS]
 
 
 def test_it_goes_on_after_resumed_tokens() -> None:
-    engine = build()
-    engine.add(order("a", (11, 12, 13), greedy(9), resumed=((11, 12),)))
-    assert run_to_end(engine).token_ids["a", 0] == [13, 2]
+    resumed = spec(num_prompt_tokens=3, sampling=SamplingParams(max_tokens=9))
+    assert say([11, 12, 13, 11, 12], 2, a_spec=resumed) == [13, EOS]
 
 
-def test_it_repeats_its_end_when_told_to_ignore_it() -> None:
-    engine = build()
-    engine.add(order("a", (11,), SamplingParams(max_tokens=4, ignore_eos=True)))
-    assert run_to_end(engine).token_ids["a", 0] == [11, 2, 2, 2]
+def test_a_wrong_table_is_a_wrong_word_and_an_unwritten_one_an_error() -> None:
+    runner = ScriptedRunner(LIMITS, 4, 4)
+    runner.execute(step(Row(spec("a", 4), (11, 12, 13, 14), 0, (1,))))
+    runner.execute(step(Row(spec("b", 4), (21, 22, 23, 24), 0, (2,))))
+    wrong = Row(spec("a", 4), (11,), 4, (2, 3))
+    unwritten = Row(spec("b", 4), (21,), 4, (3, 0))
+    assert runner.execute(step(wrong)).token_ids.tolist() == [22]
+    runner = ScriptedRunner(LIMITS, 4, 4)
+    output = runner.execute(step(unwritten))
+    assert output.token_ids.tolist() == [-1]
+    assert list(output.errors) == [0]
 
 
 def test_each_step_takes_the_given_time() -> None:
     slept: list[float] = []
-    engine = build(25.0, slept)
-    engine.add(order("a", (11, 12), greedy(9)))
-    run_to_end(engine)
+    runner = ScriptedRunner(LIMITS, 4, 4, delay_ms=25.0, sleep=slept.append)
+    for start in range(3):
+        runner.execute(step(Row(spec(), (7,), start, (0,))))
     assert slept == [0.025] * 3
