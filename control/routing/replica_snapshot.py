@@ -10,6 +10,11 @@ class ReplicaSnapshot:
     `kv_tokens_free` is what the projections of all joined and waiting sequences leave of the
     pool. `last_order` is the inbox entry up to which this snapshot counts: whatever was assigned
     after it must be subtracted by the reader.
+
+    What follows `last_order` is for operators, and absent from the snapshots of older replicas.
+    A step's measured time is held under `inter_token_target_ms` by shrinking and growing
+    `prefill_budget`, the prompt tokens that one step may compute; `inter_token_ms` is 0.0 as long
+    as nothing was measured. `is_stalled` replicas accept nothing until they move again.
     """
 
     replica_id: str
@@ -27,6 +32,13 @@ class ReplicaSnapshot:
     steps_total: int
     tokens_total: int
     last_order: str = "0-0"
+    is_stalled: bool = False
+    stalls_total: int = 0
+    preemptions_total: int = 0
+    prefix_hit_tokens_total: int = 0
+    inter_token_target_ms: float = 0.0
+    inter_token_ms: float = 0.0
+    prefill_budget: int = 0
 
     @property
     def num_sequences_free(self) -> int:
