@@ -172,9 +172,9 @@ def _overdue_in_words(view: _View, elapsed_s: float) -> str:
             f"and at least {LEAST_STEP_LIMIT_S:g} s"
         )
     return (
-        f"A step has been computing for {elapsed_s:.1f} s; its limit is {limit}. The device hangs "
-        "or is far too busy: look at its load and its driver's messages, and restart the replica "
-        "if this does not end."
+        f"A step began {elapsed_s:.1f} s ago and has not ended; its limit is {limit}. The device "
+        "hangs or is far too busy (look at its load and its driver's messages), or the updates are "
+        "not being read (is Redis reachable?). Restart the replica if this does not end."
     )
 
 

@@ -85,7 +85,7 @@ def test_a_quick_engines_step_is_overdue_after_one_second() -> None:
     verdict = watchdog.verdict(now + 1.25)
     assert verdict is not None
     assert (verdict.kind, verdict.since) == (StallKind.STEP_OVERDUE, now)
-    assert "1.2 s; its limit is 1.0 s" in verdict.message
+    assert "1.2 s ago and has not ended; its limit is 1.0 s" in verdict.message
 
 
 def test_a_slow_engines_step_is_overdue_after_three_times_the_p99() -> None:
