@@ -9,6 +9,7 @@ from engine.interface.sampling_params import SamplingParams
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 
 NEVER = 1e12
+MAX_STEPS = 100_000
 
 
 def order(
@@ -18,6 +19,7 @@ def order(
     *,
     resumed: tuple[tuple[int, ...], ...] = (),
     priority_class: PriorityClass = PriorityClass.INTERACTIVE,
+    cache_scope: str = "scope",
     deadline_at: float = NEVER,
 ) -> GenerationRequest:
     return GenerationRequest(
@@ -25,7 +27,7 @@ def order(
         prompts=(prompt,),
         sampling=sampling,
         priority_class=priority_class,
-        cache_scope="scope",
+        cache_scope=cache_scope,
         arrival=0.0,
         deadline_at=deadline_at,
         resumed=resumed,
@@ -42,19 +44,25 @@ class Transcript:
 
     token_ids: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[tuple[str, int], SequenceEnd] = field(default_factory=dict)
+    num_cached_tokens: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def note(self, updates: list[SequenceUpdate]) -> None:
         for update in updates:
             key = (update.request_id, update.choice)
             assert key not in self.ends, f"{key} spoke after its end"
             self.token_ids[key] += update.token_ids
+            self.num_cached_tokens[key] = update.num_cached_tokens
             if update.end is not None:
                 self.ends[key] = update.end
 
 
-def run_to_end(engine: Engine, transcript: Transcript | None = None) -> Transcript:
+def run_to_end(
+    engine: Engine, transcript: Transcript | None = None, *, is_overlapped: bool = False
+) -> Transcript:
     transcript = transcript or Transcript()
-    while engine.has_work:
-        transcript.note(engine.step())
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            return transcript
+        transcript.note(engine.step_overlapped() if is_overlapped else engine.step())
         engine.check()
-    return transcript
+    raise AssertionError(f"the engine still has work after {MAX_STEPS} steps")
