@@ -54,14 +54,14 @@ class SwapCost:
         self._num_refusals = 0
         self._probe_budget_s = 0.0
         self._num_idle_hits = 0.0
-        self._num_idle_evictions = 0.0
+        self._num_idle_unused = 0.0
 
     @property
     def idle_reuse(self) -> float:
         """Of the idle blocks that went to the host, the share used again; in (0, 1)."""
-        num_known = self._num_idle_hits + self._num_idle_evictions
+        num_offloaded = self._num_idle_hits + self._num_idle_unused
         num_hits = self._num_idle_hits + IDLE_PRIOR_BLOCKS * IDLE_PRIOR_REUSE
-        return num_hits / (num_known + IDLE_PRIOR_BLOCKS)
+        return num_hits / (num_offloaded + IDLE_PRIOR_BLOCKS)
 
     def observe_moves(self, num_blocks: int, seconds: float) -> None:
         """A step moved so many blocks between device and host, which took `seconds`."""
@@ -76,15 +76,15 @@ class SwapCost:
             self._moves.extend(recent)
             self._surprises.clear()
 
-    def observe_idle_hit(self, num_blocks: int = 1) -> None:
-        """So many idle blocks on the host were used again, each for the first time."""
-        self._fade_idle(num_blocks)
-        self._num_idle_hits += num_blocks
-
     def observe_idle_eviction(self, num_blocks: int = 1) -> None:
-        """So many idle blocks left the host without ever having been used again."""
+        """So many idle blocks went to the host, where each may be used again or not."""
         self._fade_idle(num_blocks)
-        self._num_idle_evictions += num_blocks
+        self._num_idle_unused += num_blocks
+
+    def observe_idle_hit(self, num_blocks: int = 1) -> None:
+        """So many of the idle blocks that went to the host were used again."""
+        self._num_idle_unused = max(0.0, self._num_idle_unused - num_blocks)
+        self._num_idle_hits += num_blocks
 
     def move_seconds(self, num_blocks: int) -> float:
         """What moving so many blocks one way is expected to take."""
@@ -135,7 +135,7 @@ class SwapCost:
     def _fade_idle(self, num_blocks: int) -> None:
         factor = (1.0 - 1.0 / IDLE_MEMORY) ** num_blocks
         self._num_idle_hits *= factor
-        self._num_idle_evictions *= factor
+        self._num_idle_unused *= factor
 
 
 def _fitted_line(moves: "deque[tuple[int, float]]") -> tuple[float, float]:

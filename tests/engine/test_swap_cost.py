@@ -106,10 +106,12 @@ def test_nothing_is_offloaded_that_costs_nothing_to_recompute_or_is_never_used_a
 def test_idle_reuse_is_defined_from_the_start_and_follows_what_happens() -> None:
     cost = SwapCost()
     assert cost.idle_reuse == 0.5
+    cost.observe_idle_eviction(2000)
     cost.observe_idle_hit(200)
-    cost.observe_idle_eviction(1800)
     assert cost.idle_reuse == pytest.approx(0.1, abs=0.03)
-    cost.observe_idle_hit(20_000)
+    for _ in range(200):
+        cost.observe_idle_eviction(100)
+        cost.observe_idle_hit(100)
     assert cost.idle_reuse > 0.9
 
 
