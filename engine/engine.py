@@ -1,75 +1,114 @@
 """The engine: requests in, tokens out, one step at a time.
 
-    schedule() -> execute() -> record()
+    step():             schedule N | execute N | update N
+    step_overlapped():  schedule N + 1 while N computes | start N + 1 | update N meanwhile
 
-It owns no thread, no queue and no text. Every sequence gets exactly one update with an `end`:
-finished, cancelled, past its deadline, or failed alone.
+Both do the same things to the same values; the second only does them in another order, so
+that the device never waits for a decision. The engine owns no thread, no queue and no text.
+Every sequence gets exactly one update with an `end`: finished, cancelled, past its deadline,
+or failed alone.
 """
 
+import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.execution.model_runner_output import RowResult
+from engine.execution.execution import Execution, InlineExecution
+from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.execution.runner import ModelLimits, Runner
 from engine.interface.errors import DuplicateRequest, InvalidRequest, QueueFull
 from engine.interface.generation_request import GenerationRequest
+from engine.interface.prefix_keys import child_key
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 from engine.kv_cache.kv_cache_manager import KVCacheManager
+from engine.kv_cache.prefix_chain import ChildKey
+from engine.scheduling.admission import Predictor
+from engine.scheduling.inter_token_controller import ControllerState, InterTokenController
+from engine.scheduling.output_length_predictor import OutputLengthPredictor
 from engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from engine.scheduling.scheduler_output import ScheduledSequence
+from engine.scheduling.scheduler_output import SchedulerOutput
 from engine.scheduling.sequence import Sequence, sequences_of
+from engine.scheduling.step_time_model import StepShape, StepTimeModel
+from engine.step_watchdog import StepWatchdog, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Sizes of one engine. The first two shape the KV cache, the rest is SchedulerLimits.
+    """Sizes of one engine. The first three shape the KV cache, the next four are SchedulerLimits.
 
-    Runner and engine must be built with the same `block_size` and `num_blocks`.
+    Runner and engine must be built with the same `block_size`, `num_blocks` and
+    `num_host_blocks` (0: nothing is offloaded). `inter_token_target_s` is the pace, in seconds
+    between tokens, that prompts and batch-class work must leave to interactive sequences.
     """
 
     block_size: int = 16
     num_blocks: int = 1024
+    num_host_blocks: int = 0
     max_num_batched_tokens: int = 128
     chunk_size: int = 64
     max_num_seqs: int = 32
     max_waiting: int = 1024
+    inter_token_target_s: float = 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What the engine says of itself between two steps."""
+    """What the engine says of itself between two steps.
+
+    The totals count from the engine's start: sequences that lost their place, prompt tokens
+    taken from the prefix cache, blocks moved to the host and back, and results or cancels for
+    sequences that had ended before.
+    """
 
     kv_blocks_free: int
     kv_blocks_total: int
+    host_blocks_free: int
     projected_free_tokens: int
     running: int
     waiting: int
     max_num_seqs: int
     steps_total: int
-    late_cancels_total: int
+    preemptions_total: int
+    cached_tokens_total: int
+    offloaded_blocks_total: int
+    loaded_blocks_total: int
+    late_events_total: int
+    stalls_total: int
+    controller: ControllerState
 
 
 class Engine:
     """Continuous batching over any Runner.
 
-    `clock` is the clock of `request.deadline_at`; it is read once per request, and from then
-    on `monotonic` counts, so a jump of the wall clock ends nothing.
+    `execution` says where steps are computed; by default in the caller's thread. `clock` is
+    the clock of `request.deadline_at`; it is read once per request, and from then on
+    `monotonic` counts, so a jump of the wall clock ends nothing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two are seams with one usual value
         self,
         runner: Runner,
         settings: EngineSettings,
         *,
+        execution: Execution | None = None,
+        predictor: Predictor | None = None,
+        child_key: ChildKey = child_key,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._runner = runner
+        self._limits = runner.limits
+        self._execution = execution or InlineExecution(runner)
         self._settings = settings
+        self._child_key = child_key
         self._clock = clock
         self._monotonic = monotonic
-        self._kv_cache = KVCacheManager(settings.num_blocks, settings.block_size)
+        self._predictor = predictor or OutputLengthPredictor()
+        self._step_times = StepTimeModel()
+        self._controller = InterTokenController(settings.inter_token_target_s, self._step_times)
+        self._kv_cache = KVCacheManager(
+            settings.num_blocks, settings.block_size, settings.num_host_blocks
+        )
         self._scheduler = Scheduler(
             self._kv_cache,
             SchedulerLimits(
@@ -78,11 +117,17 @@ class Engine:
                 settings.max_num_seqs,
                 settings.max_waiting,
             ),
+            self._predictor,
+            self._controller,
         )
+        self._watchdog = StepWatchdog()
         self._living: dict[str, dict[int, Sequence]] = {}
+        self._deadlines: list[tuple[float, int, Sequence]] = []
         self._ended: list[SequenceUpdate] = []
-        self._steps_total = 0
-        self._late_cancels_total = 0
+        self._in_flight: SchedulerOutput | None = None
+        self._started_at = 0.0
+        self._num_steps = 0
+        self._num_late_cancels = 0
 
     @property
     def settings(self) -> EngineSettings:
@@ -92,20 +137,31 @@ class Engine:
     @property
     def limits(self) -> ModelLimits:
         """The limits of the model that runs here."""
-        return self._runner.limits
+        return self._limits
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do or report anything."""
-        return bool(self._living or self._ended)
+        return bool(self._living or self._ended or self._in_flight)
 
-    def add(self, request: GenerationRequest) -> None:
-        """Queue all choices of a request, or raise and queue none.
+    def prepare(self, request: GenerationRequest) -> list[Sequence]:
+        """Check a request and name its blocks; any thread may, since nothing is changed.
 
-        Raises InvalidRequest when it can never run here, QueueFull when it cannot wait, and
-        DuplicateRequest when it is already here.
+        Raises InvalidRequest when it can never run here.
         """
         self._validate(request)
+        return sequences_of(
+            request, self._limits.eos_token_ids, self._settings.block_size, self._child_key
+        )
+
+    def add(self, request: GenerationRequest, sequences: list[Sequence] | None = None) -> None:
+        """Queue all choices of a request, or raise and queue none.
+
+        `sequences` is what `prepare` returned for it, if that was called before. Raises
+        InvalidRequest when it can never run here, QueueFull when it cannot wait, and
+        DuplicateRequest when it is already here.
+        """
+        sequences = sequences or self.prepare(request)
         if request.request_id in self._living:
             raise DuplicateRequest(f"Request {request.request_id} is already running here.")
         if not self._scheduler.has_room_for(request.num_choices):
@@ -114,16 +170,16 @@ class Engine:
                 f"{self._settings.max_waiting} may; send the request elsewhere or later."
             )
         deadline = self._monotonic() + (request.deadline_at - self._clock())
-        sequences = sequences_of(request, self.limits.eos_token_ids, deadline)
-        self._living[request.request_id] = {sequence.id.choice: sequence for sequence in sequences}
+        self._living[request.request_id] = {s.spec.choice: s for s in sequences}
         for sequence in sequences:
             self._scheduler.add(sequence)
+            heapq.heappush(self._deadlines, (deadline, sequence.order, sequence))
             # What an earlier attempt delivered may already be all there was to say.
             if sequence.end is not None:
                 self._end(sequence, sequence.end)
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
-        """Stop one choice, or all; their blocks are free on return, the next step reports it.
+        """Stop one choice, or all; nobody holds their blocks on return, the next step reports it.
 
         A request or choice that is not here has ended before: counted, otherwise ignored.
         """
@@ -131,57 +187,82 @@ class Engine:
         targets = list(living.values()) if choice is None else [living.get(choice)]
         found = [sequence for sequence in targets if sequence is not None]
         if not found:
-            self._late_cancels_total += 1
+            self._num_late_cancels += 1
         for sequence in found:
             self._end(sequence, SequenceEnd.CANCELLED)
 
     def step(self) -> list[SequenceUpdate]:
         """Compute one step; return what was sampled and what ended since the last one."""
-        now = self._monotonic()
-        for sequence in list(self._all_living()):
-            if sequence.deadline <= now:
-                self._end(sequence, SequenceEnd.DEADLINE)
-        updates, self._ended = self._ended, []
+        updates = self._finish()
+        self._end_overdue()
+        self._start(self._scheduler.schedule())
+        return updates + self._finish() + self._take_ended()
+
+    def step_overlapped(self) -> list[SequenceUpdate]:
+        """Decide a step while the one before it computes, start it, and report the one before."""
+        self._end_overdue()
         work = self._scheduler.schedule()
-        if not work.sequences:
-            return updates
-        result = self._runner.execute(work)
-        self._steps_total += 1
-        for scheduled, row in zip(work.sequences, result.rows, strict=True):
-            update = self._record(scheduled, row, now)
-            if update is not None:
-                updates.append(update)
-        return updates
+        before = self._in_flight
+        if before is None:
+            self._start(work)
+            return self._take_ended()
+        result = self._await(before)
+        self._start(work.with_sampled(before, result.token_ids))
+        return self._update(before, result) + self._take_ended()
+
+    def verdict(self) -> Verdict | None:
+        """What is wrong with the engine's progress just now, if anything. Any thread may ask."""
+        return self._watchdog.verdict(self._monotonic())
+
+    def expected_tokens(self, request: GenerationRequest) -> int:
+        """KV slots the request is expected to come to, over all choices. Any thread may ask."""
+        sampling = request.sampling
+        expected = self._predictor.expected_output(request.cache_scope, 0, sampling.max_tokens)
+        num_prompt_tokens = request.num_prompt_tokens * sampling.n
+        return num_prompt_tokens + request.num_choices * expected
 
     def stats(self) -> EngineStats:
         """A consistent picture; call it from the thread that steps."""
+        kv_cache, scheduler = self._kv_cache, self._scheduler
+        num_unpromised = kv_cache.num_blocks - kv_cache.num_projected_blocks
         return EngineStats(
-            kv_blocks_free=self._kv_cache.num_free_blocks,
-            kv_blocks_total=self._kv_cache.num_blocks,
-            projected_free_tokens=self._kv_cache.num_projected_free_tokens,
-            running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting,
+            kv_blocks_free=kv_cache.num_free_blocks,
+            kv_blocks_total=kv_cache.num_blocks,
+            host_blocks_free=kv_cache.num_free_host_blocks,
+            projected_free_tokens=max(0, num_unpromised) * kv_cache.block_size,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
             max_num_seqs=self._settings.max_num_seqs,
-            steps_total=self._steps_total,
-            late_cancels_total=self._late_cancels_total,
+            steps_total=self._num_steps,
+            preemptions_total=scheduler.num_preemptions,
+            cached_tokens_total=scheduler.num_cached_tokens,
+            offloaded_blocks_total=kv_cache.num_offloaded_blocks,
+            loaded_blocks_total=kv_cache.num_loaded_blocks,
+            late_events_total=scheduler.num_late_rows + self._num_late_cancels,
+            stalls_total=self._watchdog.stalls_total,
+            controller=self._controller.state(),
         )
 
+    def close(self) -> None:
+        """Give up the execution; nothing can be computed afterwards."""
+        self._execution.close()
+
     def check(self) -> None:
-        """Every living sequence is either waiting or running, and the books of both agree."""
+        """Every living sequence is either waiting or running, and all books agree."""
         self._scheduler.check()
-        num_living = sum(1 for _ in self._all_living())
+        num_living = sum(len(choices) for choices in self._living.values())
         assert num_living == self._scheduler.num_running + self._scheduler.num_waiting
         assert all(self._living.values()), "a request without living sequences is kept"
 
     def _validate(self, request: GenerationRequest) -> None:
-        request.validate(self.limits.vocab_size, self.limits.max_model_len)
+        request.validate(self._limits.vocab_size, self._limits.max_model_len)
         max_tokens = request.sampling.max_tokens
         for tokens in request.resumed:
             if len(tokens) > max_tokens or not all(
-                0 <= token_id < self.limits.vocab_size for token_id in tokens
+                0 <= token_id < self._limits.vocab_size for token_id in tokens
             ):
                 raise InvalidRequest(
-                    f"Resumed tokens must lie in [0, {self.limits.vocab_size}) and be at most "
+                    f"Resumed tokens must lie in [0, {self._limits.vocab_size}) and be at most "
                     f"{max_tokens} (max_tokens).",
                     param="resumed",
                 )
@@ -195,52 +276,89 @@ class Engine:
                 code="context_length_exceeded",
             )
 
-    def _record(
-        self, scheduled: ScheduledSequence, row: RowResult, now: float
-    ) -> SequenceUpdate | None:
-        sequence = self._living[scheduled.request_id][scheduled.choice]
-        sequence.num_computed_tokens += len(scheduled.token_ids)
-        if sequence.scheduled_at is None:
-            sequence.scheduled_at = now
-        if row.error is not None:
-            self._forget(sequence)
-            return _update(sequence, end=SequenceEnd.ERROR, message=row.error)
-        if not scheduled.is_sampled:
-            return None
-        assert row.token_id is not None, f"{sequence.id} was sampled and got no token"
-        sequence.token_ids.append(row.token_id)
-        end = sequence.end
-        if end is not None:
-            self._forget(sequence)
-        return _update(sequence, token_ids=(row.token_id,), end=end)
+    def _start(self, work: SchedulerOutput) -> None:
+        if work.is_empty:
+            return
+        self._in_flight = work
+        self._started_at = self._monotonic()
+        self._watchdog.step_started(self._started_at)
+        self._execution.start(work)
+
+    def _finish(self) -> list[SequenceUpdate]:
+        work = self._in_flight
+        return [] if work is None else self._update(work, self._await(work))
+
+    def _await(self, work: SchedulerOutput) -> ModelRunnerOutput:
+        """The result of the step in flight, and what it teaches about time."""
+        result = self._execution.finish()
+        now = self._monotonic()
+        self._in_flight = None
+        self._num_steps += 1
+        self._watchdog.step_finished(now, computed=work.num_rows > 0)
+        self._controller.observe(_shape(work), now - self._started_at - result.moves_s)
+        self._kv_cache.recompute_s_per_token = self._step_times.seconds_per_prefill_token(0.0)
+        if work.moves:
+            self._kv_cache.swap_cost.observe_moves(len(work.moves), result.moves_s)
+        return result
+
+    def _update(self, work: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:
+        now = self._monotonic()
+        updates = self._scheduler.update(work, result.token_ids, result.errors, now)
+        for update in updates:
+            if update.end is not None:
+                self._forget(update.request_id, update.choice)
+        return updates
+
+    def _end_overdue(self) -> None:
+        now = self._monotonic()
+        self._watchdog.waiting(now, self._scheduler.num_running + self._scheduler.num_waiting)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, sequence = heapq.heappop(self._deadlines)
+            if self._is_living(sequence):
+                self._end(sequence, SequenceEnd.DEADLINE)
 
     def _end(self, sequence: Sequence, end: SequenceEnd) -> None:
-        self._forget(sequence)
-        self._ended.append(_update(sequence, end=end))
-
-    def _forget(self, sequence: Sequence) -> None:
+        spec = sequence.spec
         self._scheduler.remove(sequence)
-        choices = self._living[sequence.id.request_id]
-        del choices[sequence.id.choice]
+        self._forget(spec.request_id, spec.choice)
+        self._ended.append(
+            SequenceUpdate(
+                spec.request_id,
+                spec.choice,
+                (),
+                end,
+                sequence.num_cached_tokens,
+                sequence.scheduled_at,
+            )
+        )
+
+    def _forget(self, request_id: str, choice: int) -> None:
+        choices = self._living[request_id]
+        del choices[choice]
         if not choices:
-            del self._living[sequence.id.request_id]
+            del self._living[request_id]
+        # Ended sequences leave their deadlines behind; they go when they are the greater part.
+        if len(self._deadlines) > 64 + 4 * (
+            self._scheduler.num_running + self._scheduler.num_waiting
+        ):
+            self._deadlines = [entry for entry in self._deadlines if self._is_living(entry[2])]
+            heapq.heapify(self._deadlines)
 
-    def _all_living(self) -> Iterator[Sequence]:
-        return (sequence for choices in self._living.values() for sequence in choices.values())
+    def _is_living(self, sequence: Sequence) -> bool:
+        choices = self._living.get(sequence.spec.request_id, {})
+        return choices.get(sequence.spec.choice) is sequence
+
+    def _take_ended(self) -> list[SequenceUpdate]:
+        ended, self._ended = self._ended, []
+        return ended
 
 
-def _update(
-    sequence: Sequence,
-    *,
-    token_ids: tuple[int, ...] = (),
-    end: SequenceEnd | None = None,
-    message: str = "",
-) -> SequenceUpdate:
-    return SequenceUpdate(
-        request_id=sequence.id.request_id,
-        choice=sequence.id.choice,
-        token_ids=token_ids,
-        end=end,
-        scheduled_at=sequence.scheduled_at,
-        message=message,
+def _shape(work: SchedulerOutput) -> StepShape:
+    is_decode = work.counts == 1
+    chunks, starts = work.counts[~is_decode], work.starts[~is_decode]
+    return StepShape(
+        num_rows=work.num_rows,
+        num_tokens=work.num_tokens,
+        decode_context=float(work.ends[is_decode].sum()),
+        prefill_pairs=float((chunks * (starts + (chunks + 1) / 2)).sum()),
     )

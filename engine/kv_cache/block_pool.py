@@ -1,63 +1,82 @@
 """Owns the fixed blocks of the KV cache.
 
-A block is a number; what lies in it is the runner's affair. Every block is either free or
-held, and a held one counts its holders, so that several sequences may read one block.
-Nothing here touches a tensor.
+A block is a number; what lies in it is the runner's affair. It is blank (worth nothing), held
+by at least one block table, or idle: held by nobody, but its KV may still be wanted, so it is
+made blank only when room is needed. Nothing here touches a tensor.
 """
 
 from collections import deque
 from collections.abc import Iterable
 
+_BLANK = -1
+_IDLE = 0
+
 
 class BlockPool:
-    """Hands out blocks 0 .. num_blocks - 1 and takes them back when their last holder leaves."""
+    """Counts the holders of blocks 0 .. num_blocks - 1."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}; a block pool needs at least 1.")
-        self._ref_counts = [0] * num_blocks
-        # Oldest freed first: a block rests as long as possible before it is written again.
-        self._free = deque(range(num_blocks))
+        self._num_holders = [_BLANK] * num_blocks
+        # Oldest blanked first: a block rests as long as possible before it is written again.
+        self._blank = deque(range(num_blocks))
+        self._num_held = 0
 
     @property
     def num_blocks(self) -> int:
-        """All blocks, free and held."""
-        return len(self._ref_counts)
+        """All blocks there are."""
+        return len(self._num_holders)
 
     @property
-    def num_free(self) -> int:
-        """Blocks nobody holds."""
-        return len(self._free)
+    def num_held(self) -> int:
+        """Blocks with at least one holder; the others are free for the taking."""
+        return self._num_held
 
-    def try_allocate(self, count: int) -> list[int] | None:
-        """Take `count` free blocks with one holder each, or None (and take none) if too few."""
-        if count > len(self._free):
+    def num_holders(self, block: int) -> int:
+        """Block tables that name this block which is not blank."""
+        assert self._num_holders[block] != _BLANK, f"block {block} is blank"
+        return self._num_holders[block]
+
+    def try_take(self) -> int | None:
+        """A blank block, now with one holder, or None when there is none."""
+        if not self._blank:
             return None
-        blocks = [self._free.popleft() for _ in range(count)]
-        for block in blocks:
-            self._ref_counts[block] = 1
-        return blocks
+        block = self._blank.popleft()
+        self._num_holders[block] = 1
+        self._num_held += 1
+        return block
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """Add one holder to each of these held blocks."""
-        for block in blocks:
-            assert self._ref_counts[block] > 0, f"block {block} is free and cannot be shared"
-            self._ref_counts[block] += 1
+    def hold(self, block: int) -> None:
+        """Add a holder to a block that is held or idle."""
+        assert self._num_holders[block] != _BLANK, f"block {block} is blank and worth nothing"
+        self._num_held += self._num_holders[block] == _IDLE
+        self._num_holders[block] += 1
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Take one holder from each block; a block without holders is free at once."""
-        for block in blocks:
-            assert self._ref_counts[block] > 0, f"block {block} is released twice"
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block] == 0:
-                self._free.append(block)
+    def release(self, block: int) -> bool:
+        """Take one holder away; True when it was the last, and the block is idle now."""
+        assert self._num_holders[block] > _IDLE, f"block {block} is released without a holder"
+        self._num_holders[block] -= 1
+        is_idle = self._num_holders[block] == _IDLE
+        self._num_held -= is_idle
+        return is_idle
 
-    def check(self, holders: Iterable[int]) -> None:
-        """A block is free once or held exactly as often as `holders` names it, never both."""
-        expected = [0] * self.num_blocks
-        for block in holders:
-            expected[block] += 1
-        assert self._ref_counts == expected, "reference counts differ from the block tables"
-        free = sorted(self._free)
-        unheld = [block for block, count in enumerate(self._ref_counts) if count == 0]
-        assert free == unheld, "the free blocks are not exactly the blocks without holders"
+    def blank(self, block: int) -> None:
+        """Give up what an idle block holds."""
+        assert self._num_holders[block] == _IDLE, f"block {block} is not idle"
+        self._num_holders[block] = _BLANK
+        self._blank.append(block)
+
+    def check(self, held: Iterable[int], idle: Iterable[int]) -> None:
+        """Every block is blank, idle, or held exactly as often as `held` names it."""
+        expected = [_BLANK] * self.num_blocks
+        for block in idle:
+            assert expected[block] == _BLANK, f"block {block} is idle twice"
+            expected[block] = _IDLE
+        for block in held:
+            assert expected[block] != _IDLE, f"block {block} is both idle and held"
+            expected[block] = max(expected[block], _IDLE) + 1
+        assert self._num_holders == expected, "the holders counted differ from the block tables"
+        blank = [block for block, count in enumerate(expected) if count == _BLANK]
+        assert sorted(self._blank) == blank, "the blank blocks are listed wrongly"
+        assert self._num_held == sum(count > _IDLE for count in expected)

@@ -1,18 +1,32 @@
-"""Decides what to compute next.
+"""Decides what to compute next, and records what came of it.
 
-A sequence has no phase. It owes tokens and has computed some of them; each step pays part of
-the debt until the token budget is spent. Whoever owes a single token is paid first, so a long
-prompt never stalls a sequence that is talking; then interactive before batch, oldest first.
-Nothing here touches a tensor.
+A sequence has no phase. Some of its tokens have KV and the others are owed; each step pays
+part of the debt. Whoever owes a single token is talking and is paid first; what is left of
+the step, as the inter-token controller measures it out, goes to prompts in chunks.
+
+Sequences join by projected KV. A projection can be wrong: when blocks run out, those who rank
+last lose their place (batch class before interactive, youngest first), at most three times
+each, and find their KV again when they return. Nothing here touches a tensor.
 """
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.kv_cache.kv_cache_manager import KVCacheManager, SequenceId
-from engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
+from engine.kv_cache.kv_cache_manager import KVCacheManager
+from engine.scheduling.admission import Admission, Predictor, must_be_guaranteed
+from engine.scheduling.chunks import Prefill, divide
+from engine.scheduling.inter_token_controller import InterTokenController, StepDemand, StepPlan
+from engine.scheduling.prefix_claims import PrefixClaims
+from engine.scheduling.running_table import RunningTable
+from engine.scheduling.scheduler_output import PENDING, SchedulerOutput, SequenceSpec
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.waiting_queue import WaitingQueue
+
+Slots = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +56,29 @@ class SchedulerLimits:
 class Scheduler:
     """Holds the waiting and the running sequences; every living sequence is in exactly one."""
 
-    def __init__(self, kv_cache: KVCacheManager, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        limits: SchedulerLimits,
+        predictor: Predictor,
+        controller: InterTokenController,
+    ) -> None:
         self._kv_cache = kv_cache
         self._limits = limits
-        self._interactive: deque[Sequence] = deque()
-        self._batch: deque[Sequence] = deque()
-        self._running: dict[SequenceId, Sequence] = {}
+        self._predictor = predictor
+        self._controller = controller
+        self._admission = Admission(kv_cache, predictor)
+        self._interactive = WaitingQueue()
+        self._batch = WaitingQueue()
+        self._running = RunningTable(limits.max_num_seqs, kv_cache.block_size)
+        self._living: dict[SequenceSpec, Sequence] = {}
+        self._claims = PrefixClaims(kv_cache.block_size)
+        self._plan = StepPlan(0, 0, max_interactive=1, may_admit_batch=True)
+        self._num_orders = 0
+        self._num_steps = 0
+        self.num_preemptions = 0
+        self.num_late_rows = 0
+        self.num_cached_tokens = 0
 
     @property
     def num_running(self) -> int:
@@ -56,73 +87,354 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that have not joined yet."""
+        """Sequences that have not joined yet, or have lost their place."""
         return len(self._interactive) + len(self._batch)
 
     def has_room_for(self, num_sequences: int) -> bool:
         """Whether this many more sequences may wait."""
         return self.num_waiting + num_sequences <= self._limits.max_waiting
 
+    def expected_tokens(self, sequence: Sequence) -> int:
+        """How many tokens a sequence is expected to come to, prompt included."""
+        return self._admission.expected_tokens(sequence)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind the others of its class."""
-        assert self._kv_cache.can_ever_fit(sequence.max_tokens), f"{sequence.id} never fits"
-        (self._interactive if sequence.is_interactive else self._batch).append(sequence)
+        assert self._kv_cache.can_ever_fit(sequence.max_tokens), f"{sequence.spec} never fits"
+        sequence.order = self._num_orders
+        self._num_orders += 1
+        self._living[sequence.spec] = sequence
+        self._queue_of(sequence).add(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a living sequence, waiting or running; its blocks are free on return."""
-        if self._running.pop(sequence.id, None) is not None:
-            self._kv_cache.free(sequence.id)
+    def remove(self, sequence: Sequence, *, is_complete: bool = False) -> None:
+        """Forget a living sequence, waiting or running; nobody holds its blocks on return."""
+        del self._living[sequence.spec]
+        if sequence in self._running:
+            self._leave(sequence)
+            self._predictor.observe(
+                sequence.prefix.cache_scope, sequence.num_output_tokens, is_complete
+            )
         else:
-            (self._interactive if sequence.is_interactive else self._batch).remove(sequence)
+            self._queue_of(sequence).remove(sequence)
 
     def schedule(self) -> SchedulerOutput:
-        """Let sequences join that fit, then spend one step's token budget."""
+        """Let sequences join that fit, then spend one step's time on those who run."""
+        self._num_steps += 1
+        self._claims.begin_step()
         self._admit()
-        budget = self._limits.max_num_batched_tokens
-        scheduled = []
-        for sequence in self._in_order_of_payment():
-            if budget == 0:
-                break
-            count = min(sequence.num_owed_tokens, self._limits.chunk_size, budget)
-            budget -= count
-            scheduled.append(self._pay(sequence, count))
-        return SchedulerOutput(tuple(scheduled))
+        running = self._running
+        is_wanting = running.is_used & (running.num_known < running.max_tokens)
+        owed = running.num_known - running.num_scheduled
+        decodes = np.flatnonzero(is_wanting & (owed == 1))
+        prefills = [
+            self._prefill(slot) for slot in np.flatnonzero(is_wanting & (owed > 1)).tolist()
+        ]
+        self._plan = self._controller.plan(self._demand(decodes, prefills))
+        decodes = self._shed(decodes)
+        chunks = self._chunks(prefills)
+        decodes, chunks = self._secure(decodes, chunks)
+        return self._output(decodes, chunks)
+
+    def update(
+        self,
+        work: SchedulerOutput,
+        token_ids: NDArray[np.int64],
+        errors: Mapping[int, str],
+        now: float,
+    ) -> list[SequenceUpdate]:
+        """Record a computed step: one token per sampled row, or why a row failed.
+
+        Rows of sequences that have ended since are counted and otherwise ignored; those of
+        sequences that lost their place since keep their token.
+        """
+        running = self._running
+        is_current = running.epoch[work.slots] == work.epochs
+        is_computed = is_current.copy()
+        if errors:
+            is_computed[list(errors)] = False
+        self._record_kv(work, is_computed)
+        told = work.slots[is_computed & work.is_sampled]
+        running.num_told[told] += 1
+        running.last_token[told] = token_ids[is_computed & work.is_sampled]
+        updates = []
+        rows = zip(
+            work.specs,
+            token_ids.tolist(),
+            work.is_sampled.tolist(),
+            is_current.tolist(),
+            strict=True,
+        )
+        for row, (spec, token_id, is_sampled, is_current_row) in enumerate(rows):
+            sequence = self._living.get(spec)
+            if sequence is None:
+                self.num_late_rows += 1
+                continue
+            if sequence.scheduled_at is None:
+                sequence.scheduled_at = now
+            end, message = None, ""
+            if row in errors:
+                end, message = SequenceEnd.ERROR, errors[row]
+            elif not is_sampled:
+                continue
+            else:
+                sequence.token_ids.append(token_id)
+                if not is_current_row:
+                    sequence.is_pending = False
+                end = sequence.end
+            if end is not None:
+                self.remove(sequence, is_complete=end is SequenceEnd.STOP)
+            said = () if message else (token_id,)
+            updates.append(
+                SequenceUpdate(
+                    spec.request_id,
+                    spec.choice,
+                    said,
+                    end,
+                    sequence.num_cached_tokens,
+                    sequence.scheduled_at,
+                    message,
+                )
+            )
+        return updates
 
     def check(self) -> None:
         """Running sequences alone hold blocks, and no sequence is kept twice."""
-        self._kv_cache.check(set(self._running))
-        waiting = [sequence.id for sequence in (*self._interactive, *self._batch)]
-        assert len({*waiting, *self._running}) == len(waiting) + len(self._running)
-        assert len(self._running) <= self._limits.max_num_seqs
-        assert all(sequence.num_owed_tokens > 0 for sequence in self._running.values())
+        self._kv_cache.check()
+        self._running.check()
+        waiting = [*self._interactive, *self._batch]
+        assert len(waiting) == len(set(waiting))
+        assert not any(sequence in self._running for sequence in waiting)
+        assert len(waiting) + len(self._running) == len(self._living)
+        for queue in (self._interactive, self._batch):
+            orders = [sequence.order for sequence in queue]
+            assert orders == sorted(orders), "a queue is out of order"
+
+    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
+        return self._interactive if sequence.is_interactive else self._batch
+
+    # Joining and leaving
 
     def _admit(self) -> None:
         # Strictly in order: a smaller one behind the head could overtake it for ever.
-        for queue in (self._interactive, self._batch):
-            while queue:
-                if self.num_running == self._limits.max_num_seqs:
-                    return
-                if not self._kv_cache.try_admit(queue[0].id, queue[0].max_tokens):
-                    return
-                sequence = queue.popleft()
-                self._running[sequence.id] = sequence
+        running = self._running
+        while (sequence := self._interactive.head) is not None:
+            num_interactive = int(running.is_interactive[running.is_used].sum())
+            if sequence.is_pending or num_interactive >= self._plan.max_interactive:
+                return
+            if not self._may_join(sequence) and not self._make_way_for(sequence):
+                return
+            self._join(sequence)
+        while (sequence := self._batch.head) is not None:
+            if sequence.is_pending or not (self._plan.may_admit_batch or not self.num_running):
+                return
+            if not self._may_join(sequence):
+                return
+            self._join(sequence)
 
-    def _in_order_of_payment(self) -> Iterator[Sequence]:
-        # A stable sort: within one rank, those who joined first come first.
-        def rank(sequence: Sequence) -> tuple[bool, bool]:
-            return sequence.num_owed_tokens > 1, not sequence.is_interactive
+    def _join(self, sequence: Sequence) -> None:
+        self._queue_of(sequence).remove(sequence)
+        self._running.join(sequence, self._admission.open(sequence))
 
-        return iter(sorted(self._running.values(), key=rank))
-
-    def _pay(self, sequence: Sequence, count: int) -> ScheduledSequence:
-        start = sequence.num_computed_tokens
-        return ScheduledSequence(
-            request_id=sequence.id.request_id,
-            choice=sequence.id.choice,
-            token_ids=tuple(sequence.token_ids[start : start + count]),
-            start=start,
-            block_table=self._kv_cache.allocate(sequence.id, start + count),
-            is_sampled=count == sequence.num_owed_tokens,
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            sampling=sequence.sampling,
+    def _may_join(self, sequence: Sequence, num_to_go: int = 0) -> bool:
+        return self._running.num_free > 0 and self._admission.may_join(
+            sequence, num_running=self.num_running, num_to_go=num_to_go
         )
+
+    def _make_way_for(self, sequence: Sequence) -> bool:
+        """Stop batch-class sequences for an interactive one, if that is enough to let it join."""
+        running = self._running
+        is_victim = running.is_used & ~running.is_interactive & ~running.is_guaranteed
+        victims = np.flatnonzero(is_victim)
+        victims = victims[np.argsort(-running.rank[victims])].tolist()
+        tables = [running.table(slot) for slot in victims]
+        num_to_go = sum(len(table.blocks) + table.num_missing_blocks for table in tables)
+        if not victims or not self._admission.may_join(
+            sequence, num_running=self.num_running, num_to_go=num_to_go
+        ):
+            return False
+        for slot in victims:
+            self._preempt(slot)
+            if self._may_join(sequence):
+                return True
+        return False
+
+    def _leave(self, sequence: Sequence, *, is_preempted: bool = False) -> None:
+        slot = self._running.slot_of(sequence)
+        num_computed = int(self._running.num_computed[slot])
+        table = self._running.leave(slot)
+        self._kv_cache.close(table, num_computed, is_preempted=is_preempted)
+
+    def _preempt(self, slot: int) -> None:
+        sequence = self._running.sequence(slot)
+        assert not must_be_guaranteed(sequence), "a guaranteed sequence loses its place"
+        sequence.is_pending = bool(self._running.num_known[slot] > self._running.num_told[slot])
+        self._leave(sequence, is_preempted=True)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queue_of(sequence).put_back(sequence)
+
+    # Dividing the step
+
+    def _prefill(self, slot: int) -> Prefill:
+        """A prompt's debt, after what others have computed of it already."""
+        running = self._running
+        num_known, start = int(running.num_known[slot]), int(running.num_scheduled[slot])
+        if start == running.num_computed[slot]:
+            table = running.table(slot)
+            num_attached = self._kv_cache.attach_prefix(table, start)
+            if num_attached != start:
+                self._note_attached(slot, start, num_attached)
+                start = num_attached
+        return Prefill(
+            slot, num_known - start, int(running.rank[slot]), bool(running.is_interactive[slot])
+        )
+
+    def _note_attached(self, slot: int, start: int, end: int) -> None:
+        running = self._running
+        running.num_scheduled[slot] = running.num_computed[slot] = end
+        running.see_blocks(slot)
+        sequence = running.sequence(slot)
+        if sequence.num_preemptions == 0:
+            hit = min(end, sequence.spec.num_prompt_tokens) - start
+            sequence.num_cached_tokens += max(0, hit)
+            self.num_cached_tokens += max(0, hit)
+
+    def _demand(self, decodes: Slots, prefills: list[Prefill]) -> StepDemand:
+        running = self._running
+        is_interactive = running.is_interactive[decodes]
+        context = running.num_scheduled[decodes]
+        first = min(prefills, key=lambda p: (not p.is_interactive, p.rank), default=None)
+        return StepDemand(
+            interactive_decodes=int(is_interactive.sum()),
+            interactive_context=float(context[is_interactive].sum()),
+            batch_decodes=len(decodes) - int(is_interactive.sum()),
+            batch_context=float(context[~is_interactive].sum()),
+            prefill_tokens=sum(prefill.owed for prefill in prefills),
+            prefill_context=float(running.num_scheduled[first.slot]) if first else 0.0,
+            max_prefill_tokens=self._limits.max_num_batched_tokens - len(decodes),
+        )
+
+    def _shed(self, decodes: Slots) -> Slots:
+        """Leave out the batch-class decodes that the plan has no time for, in rotation."""
+        running = self._running
+        batch = decodes[~running.is_interactive[decodes]]
+        if len(batch) > self._plan.batch_decodes:
+            longest_unserved = np.argsort(running.last_served[batch], kind="stable")
+            batch = batch[longest_unserved[: self._plan.batch_decodes]]
+            decodes = np.concatenate((decodes[running.is_interactive[decodes]], batch))
+        running.last_served[decodes] = self._num_steps
+        return decodes
+
+    def _chunks(self, prefills: list[Prefill]) -> dict[int, int]:
+        """Tokens by slot, for prompts that need not wait for a block that somebody computes."""
+        chunk_size = self._limits.chunk_size
+        ready = []
+        for prefill in sorted(prefills, key=lambda prefill: prefill.rank):
+            sequence = self._running.sequence(prefill.slot)
+            start = int(self._running.num_scheduled[prefill.slot])
+            if self._claims.try_claim(sequence, start, chunk_size):
+                ready.append(prefill)
+        return divide(ready, self._plan.prefill_tokens, chunk_size)
+
+    # Blocks
+
+    def _secure(self, decodes: Slots, chunks: dict[int, int]) -> tuple[Slots, dict[int, int]]:
+        """Find blocks for the step, the most important first; returns who has got them.
+
+        Whoever is stopped to make room ranks behind all that have been secured before.
+        """
+        running = self._running
+        due = decodes[running.num_scheduled[decodes] >= running.capacity[decodes]].tolist()
+        wanted = dict.fromkeys(due, 1) | chunks
+        order = sorted(
+            wanted, key=lambda slot: (not running.is_guaranteed[slot], running.rank[slot])
+        )
+        epochs = running.epoch.copy()
+        granted = dict(chunks)
+        stalled = set()
+        for slot in order:
+            if running.epoch[slot] != epochs[slot]:
+                continue
+            start = int(running.num_scheduled[slot])
+            end = self._grow(slot, start + wanted[slot])
+            if slot in chunks:
+                granted[slot] = end - start
+            elif end == start:
+                stalled.add(slot)
+        is_stopped = running.epoch != epochs
+        decodes = decodes[~is_stopped[decodes]]
+        if stalled:
+            decodes = decodes[[slot not in stalled for slot in decodes.tolist()]]
+        granted = {slot: count for slot, count in granted.items() if count and not is_stopped[slot]}
+        return decodes, granted
+
+    def _grow(self, slot: int, end: int) -> int:
+        """Find blocks for the sequence's tokens up to `end`; returns how far they reach."""
+        running, kv_cache = self._running, self._kv_cache
+        table = running.table(slot)
+        if end <= running.capacity[slot]:
+            return end
+        if kv_cache.blocks_for(end) > table.num_projected_blocks:
+            self._admission.project_again(running.sequence(slot), table)
+        while not kv_cache.try_grow(table, end):
+            victim = self._victim_for(slot)
+            if victim is None:
+                break
+            self._admission.note_preemption()
+            self._preempt(victim)
+        running.see_blocks(slot)
+        return min(end, int(running.capacity[slot]))
+
+    def _victim_for(self, slot: int) -> int | None:
+        """Who ranks last, if that is behind the sequence that needs room."""
+        running = self._running
+        candidates = np.flatnonzero(running.is_used & ~running.is_guaranteed)
+        if not running.is_guaranteed[slot]:
+            candidates = candidates[running.rank[candidates] > running.rank[slot]]
+        if not len(candidates):
+            return None
+        return int(candidates[np.argmax(running.rank[candidates])])
+
+    # Values in and out
+
+    def _output(self, decodes: Slots, chunks: dict[int, int]) -> SchedulerOutput:
+        running = self._running
+        slots = np.concatenate((decodes, np.array(list(chunks), np.int64)))
+        starts = running.num_scheduled[slots]
+        counts = np.ones(len(slots), np.int64)
+        counts[len(decodes) :] = list(chunks.values())
+        ends = starts + counts
+        is_pending = running.num_known[decodes] > running.num_told[decodes]
+        token_ids = [np.where(is_pending, PENDING, running.last_token[decodes])]
+        for slot, count in chunks.items():
+            start = int(running.num_scheduled[slot])
+            known = running.sequence(slot).token_ids[start : start + count]
+            token_ids.append(np.array(known, np.int64))
+        is_sampled = ends == running.num_known[slots]
+        running.num_scheduled[slots] = ends
+        running.num_known[slots[is_sampled]] += 1
+        width = self._kv_cache.blocks_for(int(ends.max())) if len(slots) else 0
+        return SchedulerOutput(
+            moves=self._kv_cache.take_moves(),
+            specs=tuple([running.sequence(slot).spec for slot in slots.tolist()]),
+            slots=slots,
+            epochs=running.epoch[slots],
+            starts=starts,
+            counts=counts,
+            token_ids=np.concatenate(token_ids),
+            block_tables=running.block_tables[slots, :width],
+            is_sampled=is_sampled,
+        )
+
+    def _record_kv(self, work: SchedulerOutput, is_computed: NDArray[np.bool_]) -> None:
+        """Note what has KV now, and let blocks be shared that have become full."""
+        running, size = self._running, self._kv_cache.block_size
+        ends = work.ends
+        running.num_computed[work.slots[is_computed]] = ends[is_computed]
+        is_full = ends // size != work.starts // size
+        is_prompt = ends == running.num_prompt_tokens[work.slots]
+        for row in np.flatnonzero(is_computed & (is_full | is_prompt)).tolist():
+            table = running.table(int(work.slots[row]))
+            self._kv_cache.record(table, int(ends[row]), offers_tail=bool(is_prompt[row]))
+            if table.num_seen < len(table.blocks):
+                running.see_blocks(int(work.slots[row]))

@@ -60,10 +60,10 @@ class SchedulerOutput:
     """One step's work; each sequence has at most one row.
 
     `moves` come first. Row r computes `counts[r]` tokens from position `starts[r]`; the rows'
-    tokens lie one after another in `token_ids`. `block_tables[r]` is padded with zeros behind
-    the blocks that the row reads and writes. `slots[r]` is the row's place among the running
-    sequences, its own from joining to leaving. `epochs[r]` tells the sequence from whoever
-    held that slot before.
+    tokens lie one after another in `token_ids`. In `block_tables[r]` the numbers behind the
+    blocks that the row reads and writes mean nothing. `slots[r]` is the row's place among the
+    running sequences, its own from joining to leaving. `epochs[r]` tells the sequence from
+    whoever held that slot before.
     """
 
     moves: tuple[BlockMove, ...]
@@ -119,13 +119,14 @@ class SchedulerOutput:
     ) -> "SchedulerOutput":
         """The same step with every PENDING token filled in.
 
-        `sampled` has one token per row of the step `before`.
+        `sampled` has one token per row of the step `before`. A row that failed there has none;
+        what follows it here is computed with any token, and nobody listens to it.
         """
         is_pending = self.token_ids == PENDING
         if not is_pending.any():
             return self
         by_slot = np.full(1 + max(self.slots.max(), before.slots.max()), PENDING)
-        by_slot[before.slots] = sampled
+        by_slot[before.slots] = np.maximum(sampled, 0)
         token_ids = self.token_ids.copy()
         token_ids[is_pending] = by_slot[np.repeat(self.slots, self.counts)[is_pending]]
         return replace(self, token_ids=token_ids)

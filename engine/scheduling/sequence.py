@@ -1,76 +1,84 @@
-"""The running state of one choice: its tokens so far, and how many of them are computed.
+"""The state of one choice: its tokens so far, and what the engine remembers of its past.
 
-A sequence owes the tokens that it knows but that have no KV yet. Prompt tokens, tokens
-resumed from an earlier attempt and the token sampled last are all the same debt.
+Prompt tokens, tokens resumed from an earlier attempt and the token sampled last are all the
+same to the scheduler: tokens that are known and have to get KV.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.interface.generation_request import GenerationRequest, PriorityClass
-from engine.interface.sampling_params import SamplingParams
 from engine.interface.sequence_update import SequenceEnd
-from engine.kv_cache.kv_cache_manager import SequenceId
+from engine.kv_cache.prefix_chain import ChildKey, PrefixChain
+from engine.scheduling.scheduler_output import SequenceSpec
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One choice of a request.
 
-    `token_ids` is prompt, then resumed tokens, then what was sampled here. `deadline` and
-    `scheduled_at` are seconds on the engine's monotonic clock. `stop_ids` end the output.
+    `prefix.token_ids` is prompt, then resumed tokens, then what was sampled here; it is also
+    `token_ids`. `deadline`, `scheduled_at` are seconds on the engine's monotonic clock.
+    `stop_ids` end the output. `order` says who came first. `is_pending` is true of a sequence
+    that lost its place while a step in flight samples its next token. `num_cached_tokens`
+    counts prompt tokens that were never computed for it, because their KV existed.
     """
 
-    id: SequenceId
+    spec: SequenceSpec
+    prefix: PrefixChain
     token_ids: list[int]
-    num_prompt_tokens: int
-    sampling: SamplingParams
-    priority_class: PriorityClass
-    deadline: float
+    is_interactive: bool
     stop_ids: frozenset[int]
-    num_computed_tokens: int = 0
+    deadline: float = float("inf")
+    order: int = -1
+    is_pending: bool = False
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
     scheduled_at: float | None = None
+    max_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The most tokens the sequence can ever hold, prompt included.
+        self.max_tokens = self.spec.num_prompt_tokens + self.spec.sampling.max_tokens
 
     @property
-    def num_owed_tokens(self) -> int:
-        """Known tokens without KV; 1 for a sequence that is decoding."""
-        return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens the sequence can ever hold, prompt included."""
-        return self.num_prompt_tokens + self.sampling.max_tokens
-
-    @property
-    def is_interactive(self) -> bool:
-        """Interactive sequences are served before batch ones."""
-        return self.priority_class is PriorityClass.INTERACTIVE
+    def num_output_tokens(self) -> int:
+        """Tokens after the prompt, resumed ones included."""
+        return len(self.token_ids) - self.spec.num_prompt_tokens
 
     @property
     def end(self) -> SequenceEnd | None:
         """Why the tokens known so far are all there will be, or None while more are wanted."""
-        num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
-        if num_output_tokens > self.sampling.min_tokens and self.token_ids[-1] in self.stop_ids:
+        token_ids, spec = self.token_ids, self.spec
+        if (
+            token_ids[-1] in self.stop_ids
+            and len(token_ids) > spec.num_prompt_tokens + spec.sampling.min_tokens
+        ):
             return SequenceEnd.STOP
-        if num_output_tokens >= self.sampling.max_tokens:
+        if len(token_ids) >= self.max_tokens:
             return SequenceEnd.LENGTH
         return None
 
 
 def sequences_of(
-    request: GenerationRequest, eos_token_ids: frozenset[int], deadline: float
+    request: GenerationRequest,
+    eos_token_ids: frozenset[int],
+    block_size: int,
+    child_key: ChildKey,
 ) -> list[Sequence]:
-    """The request's choices in order, ready to be queued."""
+    """The request's choices in order, ready to be queued. Names their blocks, so it takes time."""
     sampling = request.sampling
     eos = frozenset() if sampling.ignore_eos else eos_token_ids
-    return [
-        Sequence(
-            id=SequenceId(request.request_id, choice),
-            token_ids=[*request.prompt_of(choice), *request.resumed_of(choice)],
-            num_prompt_tokens=len(request.prompt_of(choice)),
-            sampling=sampling,
-            priority_class=request.priority_class,
-            deadline=deadline,
-            stop_ids=eos | frozenset(sampling.stop_token_ids),
+    sequences = []
+    for choice in range(request.num_choices):
+        prompt = request.prompt_of(choice)
+        token_ids = [*prompt, *request.resumed_of(choice)]
+        sequences.append(
+            Sequence(
+                spec=SequenceSpec(request.request_id, choice, len(prompt), sampling),
+                prefix=PrefixChain(request.cache_scope, token_ids, block_size, child_key),
+                token_ids=token_ids,
+                is_interactive=request.priority_class is PriorityClass.INTERACTIVE,
+                stop_ids=eos | frozenset(sampling.stop_token_ids),
+            )
         )
-        for choice in range(request.num_choices)
-    ]
+    return sequences

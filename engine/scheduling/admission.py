@@ -1,0 +1,81 @@
+"""Decides when there is room for one more sequence.
+
+Watermarks keep admission from causing preemptions: a newcomer has to leave some blocks
+unpromised, and once somebody was preempted nobody joins until the projection has fallen well
+below the pool. A sequence that has lost its place as often as it may joins only with a
+guarantee for all that it can ever need.
+"""
+
+from typing import Protocol
+
+from engine.kv_cache.block_table import BlockTable
+from engine.kv_cache.kv_cache_manager import KVCacheManager
+from engine.scheduling.sequence import Sequence
+
+# No sequence loses its place more often than this.
+MAX_PREEMPTIONS = 3
+# Parts of the pool that projections may fill: as a rule, and until a shortage is over.
+HIGH_WATERMARK = 0.98
+LOW_WATERMARK = 0.90
+
+
+class Predictor(Protocol):
+    """Foresees output lengths; see OutputLengthPredictor."""
+
+    def expected_output(self, cache_scope: str, num_output_tokens: int, max_tokens: int) -> int:
+        """How many output tokens there will have been in the end."""
+
+    def observe(self, cache_scope: str, num_output_tokens: int, is_complete: bool) -> None:
+        """An output has ended by itself, or was cut."""
+
+
+class Admission:
+    """Opens block tables for sequences that may join, and knows when they may not."""
+
+    def __init__(self, kv_cache: KVCacheManager, predictor: Predictor) -> None:
+        self._kv_cache = kv_cache
+        self._predictor = predictor
+        self._is_short = False
+
+    def note_preemption(self) -> None:
+        """Blocks have run out: nobody joins until there is some distance to that again."""
+        self._is_short = True
+
+    def may_join(self, sequence: Sequence, *, num_running: int, num_to_go: int = 0) -> bool:
+        """Whether the sequence may join now, or could if `num_to_go` more blocks were free."""
+        kv_cache = self._kv_cache
+        if must_be_guaranteed(sequence) and not kv_cache.can_guarantee(sequence.max_tokens):
+            return False
+        if num_running == 0:
+            return True
+        num_blocks = kv_cache.num_blocks
+        if self._is_short and kv_cache.num_projected_blocks <= int(LOW_WATERMARK * num_blocks):
+            self._is_short = False
+        ceiling = int((LOW_WATERMARK if self._is_short else HIGH_WATERMARK) * num_blocks)
+        expected = self.expected_tokens(sequence)
+        return kv_cache.has_room(sequence.prefix, expected, ceiling + num_to_go)
+
+    def open(self, sequence: Sequence) -> BlockTable:
+        """The block table of a sequence that joins."""
+        is_guaranteed = must_be_guaranteed(sequence)
+        num_tokens = sequence.max_tokens if is_guaranteed else self.expected_tokens(sequence)
+        return self._kv_cache.open(sequence.prefix, num_tokens, is_guaranteed=is_guaranteed)
+
+    def project_again(self, sequence: Sequence, table: BlockTable) -> None:
+        """Correct the projection of a sequence that has outgrown it."""
+        if not table.is_guaranteed:
+            self._kv_cache.project(table, self.expected_tokens(sequence))
+
+    def expected_tokens(self, sequence: Sequence) -> int:
+        """How many tokens the sequence is expected to come to, prompt included."""
+        if must_be_guaranteed(sequence):
+            return sequence.max_tokens
+        spec = sequence.spec
+        return spec.num_prompt_tokens + self._predictor.expected_output(
+            sequence.prefix.cache_scope, sequence.num_output_tokens, spec.sampling.max_tokens
+        )
+
+
+def must_be_guaranteed(sequence: Sequence) -> bool:
+    """Whether the sequence may not lose its place once more."""
+    return sequence.num_preemptions >= MAX_PREEMPTIONS
