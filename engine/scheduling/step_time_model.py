@@ -1,0 +1,177 @@
+"""Learns, while serving, how long a step takes from what it computes.
+
+    seconds = speed * (base + rows * num_rows + tokens * num_tokens
+                            + context * decode_context + pairs * prefill_pairs)
+
+Two clocks of learning. The five prices are fitted slowly, over the last few hundred steps;
+`speed` follows the last few steps, because a machine that gets slower gets slower in
+everything, and at once. What a steady load cannot tell apart (a thousand steps of sixteen
+decodes say nothing about prefill) keeps the price that it had. No clock, no I/O.
+"""
+
+from math import inf
+from operator import add
+from typing import NamedTuple
+
+# What old steps count less with each step: the prices remember about 200 steps.
+FORGETTING = 0.995
+# Holds a price where it is unless the remembered steps, all together, say more than this share.
+DAMPING = 1e-3
+# Sweeps of the fit per step. It starts where it ended, so that few are needed.
+SWEEPS = 2
+# `speed` closes this part of its distance to the median of the last steps: a lasting change is
+# followed within 8 steps, a single stalled step (garbage collection, a page fault) not at all.
+SPEED_GAIN = 0.5
+# Small distances are mostly jitter: one of 2 % is closed by a tenth only.
+SPEED_DOUBT = 5.0
+NUM_RECENT = 5
+# How much of `speed` is taken out of a step before the prices learn from it (an exponent). All of
+# it would keep what is remembered true whatever the machine's speed, but let the two drift apart
+# without bound; with nine tenths a lasting change of speed moves into the prices in 2000 steps.
+SPEED_SHARE = 0.9
+# The prices believe no step to be further from its prediction than this factor.
+MAX_SURPRISE = 2.0
+# Guesses to start from. Their sum is off by any factor until the first step; their proportions
+# are between those of a large accelerator and those of a small CPU.
+PRIOR_PRICES = (2e-3, 2e-5, 2e-5, 1e-8, 2e-9)
+
+Prices = tuple[float, float, float, float, float]
+
+
+class StepShape(NamedTuple):
+    """What decides how long a step takes.
+
+    `num_rows` sequences compute `num_tokens` tokens. `decode_context` is the sum of the KV
+    tokens read by rows of one token; `prefill_pairs` the sum over longer rows of their count
+    times the mean context that each of their tokens reads.
+    """
+
+    num_rows: int
+    num_tokens: int
+    decode_context: float
+    prefill_pairs: float
+
+
+class StepTimeModel:
+    """Predicts seconds from shapes; every observed step makes it a little better."""
+
+    def __init__(self) -> None:
+        self._num_observed = 0
+        self._speed = 1.0
+        # In units of PRIOR_PRICES, so that all five are numbers of about the same size.
+        self._weights = [1.0] * 5
+        # The remembered steps as normal equations. Each step counts by its relative error
+        # (features and seconds are divided by the seconds): short steps matter as much as long.
+        self._with_chunks = _Memory()
+        self._decodes_only = _Memory()
+        self._recent: list[tuple[list[float], float]] = []
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn that a step of this shape took so long.
+
+        Steps without rows and times that no clock should tell (zero, NaN) teach nothing.
+        """
+        if shape.num_rows == 0 or not 0.0 < seconds < inf:
+            return
+        features = _features(shape)
+        self._recent.append((features, seconds))
+        if len(self._recent) > NUM_RECENT:
+            del self._recent[0]
+        self._num_observed += 1
+        if self._num_observed == 1:
+            # The first step sets the size of all prices, their proportions stay the guess.
+            scale = seconds / _dot(self._weights, features)
+            self._weights = [weight * scale for weight in self._weights]
+        expected = self._speed * _dot(self._weights, features)
+        believed = min(max(seconds, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
+        memory = self._with_chunks if shape.prefill_pairs > 0.0 else self._decodes_only
+        believed /= self._speed**SPEED_SHARE
+        memory.add([feature / believed for feature in features])
+        self._fit_prices()
+        self._follow_speed()
+
+    def predict(self, shape: StepShape) -> float:
+        """Seconds that a step of this shape will take; positive."""
+        return self._speed * _dot(self._weights, _features(shape))
+
+    def prices(self) -> Prices:
+        """Seconds per step, row, token, decode context token and prefill pair; none negative."""
+        base, row, token, context, pair = (
+            self._speed * weight * prior
+            for weight, prior in zip(self._weights, PRIOR_PRICES, strict=True)
+        )
+        return base, row, token, context, pair
+
+    def seconds_per_prefill_token(self, context: float) -> float:
+        """What one more token of a chunk costs that reads `context` tokens of KV."""
+        _, _, token, _, pair = self.prices()
+        return token + pair * context
+
+    def _fit_prices(self) -> None:
+        """Non-negative least squares by damped coordinate descent from the present prices."""
+        weights = self._weights
+        matrix, vector = self._with_chunks.plus(self._decodes_only)
+        damping = DAMPING * sum(matrix[i][i] for i in range(5))
+        for _ in range(SWEEPS):
+            for i, row in enumerate(matrix):
+                gradient = vector[i] - _dot(row, weights)
+                weights[i] = max(0.0, weights[i] + gradient / (row[i] + damping))
+
+    def _follow_speed(self) -> None:
+        """Take what the prices cannot explain in the last steps for the machine's speed."""
+        ratios = sorted(
+            seconds / _dot(self._weights, features) for features, seconds in self._recent
+        )
+        # The lower of two medians: what disturbs a step makes it longer.
+        median = ratios[(len(ratios) - 1) // 2]
+        if self._num_observed < NUM_RECENT:
+            self._speed = median
+            return
+        gap = median / self._speed - 1.0
+        self._speed *= 1.0 + min(SPEED_GAIN, SPEED_DOUBT * abs(gap)) * gap
+
+
+class _Memory:
+    """Steps of one kind as normal equations; each step makes the earlier ones count less."""
+
+    def __init__(self) -> None:
+        self._matrix = [[0.0] * 5 for _ in range(5)]
+        self._vector = [0.0] * 5
+
+    def add(self, features: list[float]) -> None:
+        """Remember a step, given its features divided by its seconds."""
+        a, b, c, d, e = features
+        for row, x in zip(self._matrix, features, strict=True):
+            v, w, y, z, u = row
+            row[:] = (
+                FORGETTING * v + x * a,
+                FORGETTING * w + x * b,
+                FORGETTING * y + x * c,
+                FORGETTING * z + x * d,
+                FORGETTING * u + x * e,
+            )
+        self._vector = [FORGETTING * old + x for old, x in zip(self._vector, features, strict=True)]
+
+    def plus(self, other: "_Memory") -> tuple[list[list[float]], list[float]]:
+        """The normal equations of both together."""
+        matrix = [
+            list(map(add, mine, its)) for mine, its in zip(self._matrix, other._matrix, strict=True)
+        ]
+        return matrix, list(map(add, self._vector, other._vector))
+
+
+def _features(shape: StepShape) -> list[float]:
+    base, row, token, context, pair = PRIOR_PRICES
+    return [
+        base,
+        row * shape.num_rows,
+        token * shape.num_tokens,
+        context * shape.decode_context,
+        pair * shape.prefill_pairs,
+    ]
+
+
+def _dot(left: list[float], right: list[float]) -> float:
+    a, b, c, d, e = left
+    v, w, x, y, z = right
+    return a * v + b * w + c * x + d * y + e * z

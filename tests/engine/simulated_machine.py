@@ -1,0 +1,48 @@
+"""A machine whose step times are known by formula, with jitter, stalls and a speed of its own."""
+
+from random import Random
+
+from engine.scheduling.step_time_model import Prices, StepShape
+
+# Seconds per step, row, token, decode context token and prefill pair.
+GPU: Prices = (1e-3, 0.0, 20e-6, 30e-9, 1.5e-9)
+CPU: Prices = (20e-3, 0.0, 1.5e-3, 2e-6, 1e-6)
+
+
+class SimulatedMachine:
+    """Takes `slowdown` times what its prices say, give or take `jitter`, and at times stalls."""
+
+    def __init__(self, prices: Prices, seed: int = 1, stalls: float = 0.0) -> None:
+        self.prices = prices
+        self.slowdown = 1.0
+        self.jitter = 0.05
+        self.stalls = stalls
+        self._random = Random(seed)
+
+    def true_seconds(self, shape: StepShape) -> float:
+        base, row, token, context, pair = self.prices
+        return self.slowdown * (
+            base
+            + row * shape.num_rows
+            + token * shape.num_tokens
+            + context * shape.decode_context
+            + pair * shape.prefill_pairs
+        )
+
+    def measured_seconds(self, shape: StepShape) -> float:
+        stall = 50.0 if self._random.random() < self.stalls else 1.0
+        jitter = self._random.uniform(1.0 - self.jitter, 1.0 + self.jitter)
+        return self.true_seconds(shape) * jitter * stall
+
+
+def decodes(num_rows: int, context: float) -> StepShape:
+    """So many decodes, each reading `context` tokens."""
+    return StepShape(num_rows, num_rows, num_rows * context, 0.0)
+
+
+def with_chunk(work: StepShape, tokens: int, context: float) -> StepShape:
+    """The same with a chunk of so many tokens behind `context` tokens."""
+    pairs = tokens * (context + tokens / 2)
+    return StepShape(
+        work.num_rows + 1, work.num_tokens + tokens, work.decode_context, work.prefill_pairs + pairs
+    )
