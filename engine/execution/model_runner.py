@@ -1,14 +1,23 @@
-"""Runs one step on a real model: build the inputs, run the decoder, sample. Nothing else."""
+"""Runs one step on a real model: move blocks, build inputs, run the decoder, sample."""
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.execution.model_runner_output import ModelRunnerOutput, RowResult
-from engine.execution.runner import ModelLimits
+from engine.execution.block_mover import BlockMover
+from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
+from engine.execution.runner import UNKNOWN_TOKEN, ModelLimits
 from engine.execution.sampler import sample
-from engine.layers.attention import CacheShape, Span, attention_batch
+from engine.layers.attention import CacheShape, attention_batch
+from engine.layers.step_layout import StepLayout, step_layout
 from engine.models.decoder import Decoder
-from engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
+from engine.scheduling.scheduler_output import PENDING, SchedulerOutput
+
+_NOT_FINITE = "The model's hidden states are not finite."
+_NO_SCORES = "The model gave no finite scores."
 
 
 class ModelRunner:
@@ -18,7 +27,9 @@ class ModelRunner:
     numbers only: attention masks stale places but still multiplies them.
     """
 
-    def __init__(self, model: Decoder, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, model: Decoder, num_blocks: int, block_size: int, num_host_blocks: int = 0
+    ) -> None:
         description = model.description
         self.limits = ModelLimits(
             vocab_size=description.vocab_size,
@@ -36,57 +47,59 @@ class ModelRunner:
             description.head_dim,
             dtype=model.dtype,
         )
+        self._mover = BlockMover(self._caches, block_size, num_host_blocks)
 
     def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step; see Runner."""
         with torch.inference_mode():
-            sequences = work.sequences
-            spans = [Span(s.start, len(s.token_ids), s.block_table) for s in sequences]
-            batch = attention_batch(spans, self._shape, self._model.dtype)
+            moves_s = self._mover.carry_out(work.moves) if work.moves else 0.0
+            if not work.num_rows:
+                return ModelRunnerOutput(np.empty(0, dtype=np.int64), moves_s=moves_s)
+            layout = step_layout(
+                work.starts, work.counts, work.block_tables, self._shape.block_size
+            )
+            # A token that is not known is computed as any other, and its row fails.
+            known_ids = work.token_ids.clip(min=0)
             hidden = self._model.hidden_states(
-                torch.tensor([token_id for s in sequences for token_id in s.token_ids]),
-                torch.tensor([p for s in sequences for p in range(s.start, s.end)]),
-                batch,
+                torch.from_numpy(known_ids),
+                torch.from_numpy(layout.positions),
+                attention_batch(layout, self._shape, self._model.dtype),
                 self._caches,
             )
-            broken = self._broken_sequences(sequences, hidden, batch.slots)
-            return ModelRunnerOutput(tuple(self._results(sequences, hidden, broken)))
+            errors = self._failed_rows(work, layout, hidden)
+            token_ids = self._sampled(work, layout, hidden, errors)
+            unscored = np.flatnonzero(work.is_sampled & (token_ids == NO_TOKEN)).tolist()
+            errors = dict.fromkeys(unscored, _NO_SCORES) | errors
+            return ModelRunnerOutput(token_ids, errors, moves_s)
 
-    def _results(
-        self, sequences: tuple[ScheduledSequence, ...], hidden: Tensor, broken: set[int]
-    ) -> list[RowResult]:
-        results = [RowResult() for _ in sequences]
-        for index in broken:
-            results[index] = RowResult(error="The model's hidden states are not finite.")
-        wanted = [i for i, s in enumerate(sequences) if s.is_sampled and i not in broken]
-        if wanted:
-            ends = _row_ends(sequences)
-            logits = self._model.logits(hidden[[ends[i] - 1 for i in wanted]])
-            sampled = sample(logits, [sequences[i] for i in wanted], self.limits.eos_token_ids)
-            for index, result in zip(wanted, sampled, strict=True):
-                results[index] = result
-        return results
+    def _sampled(
+        self, work: SchedulerOutput, layout: StepLayout, hidden: Tensor, errors: Mapping[int, str]
+    ) -> NDArray[np.int64]:
+        token_ids = np.full(work.num_rows, NO_TOKEN)
+        is_wanted = work.is_sampled.copy()
+        is_wanted[list(errors)] = False
+        wanted = np.flatnonzero(is_wanted)
+        if wanted.size:
+            last = torch.from_numpy(layout.offsets[wanted + 1] - 1)
+            specs = [work.specs[row] for row in wanted.tolist()]
+            token_ids[wanted] = sample(
+                self._model.logits(hidden[last]),
+                specs,
+                work.ends[wanted],
+                self.limits.eos_token_ids,
+            )
+        return token_ids
 
-    def _broken_sequences(
-        self, sequences: tuple[ScheduledSequence, ...], hidden: Tensor, slots: Tensor
-    ) -> set[int]:
-        """Sequences with a NaN or infinity in this step; what they wrote is wiped at once."""
-        is_finite = hidden.isfinite().all(dim=-1)
-        if bool(is_finite.all()):
-            return set()
-        broken = set()
-        first = 0
-        for index, end in enumerate(_row_ends(sequences)):
-            if not bool(is_finite[first:end].all()):
-                broken.add(index)
-                self._caches[:, :, slots[first:end]] = 0
-            first = end
-        return broken
-
-
-def _row_ends(sequences: tuple[ScheduledSequence, ...]) -> list[int]:
-    ends, total = [], 0
-    for sequence in sequences:
-        total += len(sequence.token_ids)
-        ends.append(total)
-    return ends
+    def _failed_rows(
+        self, work: SchedulerOutput, layout: StepLayout, hidden: Tensor
+    ) -> dict[int, str]:
+        """Rows with a NaN, an infinity or an unknown token, all they wrote wiped, and why."""
+        is_broken = ~hidden.isfinite().all(dim=-1).numpy()
+        is_unknown = work.token_ids == PENDING
+        if not (is_broken.any() or is_unknown.any()):
+            return {}
+        errors = dict.fromkeys(layout.rows[is_broken].tolist(), _NOT_FINITE)
+        errors |= dict.fromkeys(layout.rows[is_unknown].tolist(), UNKNOWN_TOKEN)
+        written = layout.slots[np.isin(layout.rows, list(errors))]
+        self._caches[:, :, torch.from_numpy(written)] = 0
+        return errors

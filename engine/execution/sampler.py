@@ -7,12 +7,14 @@ its place in the batch or on the batch's size.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.execution.model_runner_output import RowResult
+from engine.execution.model_runner_output import NO_TOKEN
 from engine.interface.sampling_params import SamplingParams
-from engine.scheduling.scheduler_output import ScheduledSequence
+from engine.scheduling.scheduler_output import SequenceSpec
 from kernels.reference.gumbel_noise import gumbel_noise, noise_key
 
 # Nucleus and top-k almost always end within this many most likely tokens; where they do not,
@@ -21,42 +23,54 @@ _HEAD = 1024
 
 
 def sample(
-    logits: Tensor, sequences: Sequence[ScheduledSequence], eos_token_ids: frozenset[int]
-) -> list[RowResult]:
-    """One result per row of logits [rows, vocab]; a row without finite scores is an error."""
+    logits: Tensor,
+    specs: Sequence[SequenceSpec],
+    positions: NDArray[np.int64],
+    eos_token_ids: frozenset[int],
+) -> NDArray[np.int64]:
+    """One token per row of logits [rows, vocab]; NO_TOKEN where a row has no finite scores.
+
+    `positions[r]` is where the row's new token will stand in its sequence.
+    """
     logits = logits.to(torch.float32, copy=True)
-    _forbid_early_ends(logits, sequences, eos_token_ids)
+    ends = positions.tolist()
+    _forbid_early_ends(logits, specs, ends, eos_token_ids)
     # The largest score is finite exactly if the row has no NaN, no +inf, and any score at all.
-    is_healthy = logits.amax(dim=-1).isfinite().tolist()
+    is_healthy = logits.amax(dim=-1).isfinite()
     token_ids = logits.argmax(dim=-1)
-    drawn = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
+    drawn = [row for row, spec in enumerate(specs) if not spec.sampling.is_greedy]
     if drawn:
-        token_ids[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
-    return [
-        RowResult(token_id) if healthy else RowResult(error="The model gave no finite scores.")
-        for token_id, healthy in zip(token_ids.tolist(), is_healthy, strict=True)
-    ]
+        chosen = [specs[row] for row in drawn]
+        token_ids[drawn] = _draw(logits[drawn], chosen, [ends[row] for row in drawn])
+    sampled: NDArray[np.int64] = token_ids.where(is_healthy, NO_TOKEN).numpy()
+    return sampled
 
 
 def _forbid_early_ends(
-    logits: Tensor, sequences: Sequence[ScheduledSequence], eos_token_ids: frozenset[int]
+    logits: Tensor,
+    specs: Sequence[SequenceSpec],
+    positions: list[int],
+    eos_token_ids: frozenset[int],
 ) -> None:
-    for row, sequence in enumerate(sequences):
-        sampling = sequence.sampling
-        if sequence.num_output_tokens < sampling.min_tokens:
+    for row, (spec, position) in enumerate(zip(specs, positions, strict=True)):
+        sampling = spec.sampling
+        if position - spec.num_prompt_tokens < sampling.min_tokens:
             eos = frozenset() if sampling.ignore_eos else eos_token_ids
             logits[row, sorted(eos.union(sampling.stop_token_ids))] = float("-inf")
 
 
-def _draw(logits: Tensor, sequences: Sequence[ScheduledSequence]) -> Tensor:
+def _draw(logits: Tensor, specs: Sequence[SequenceSpec], positions: list[int]) -> Tensor:
     """Temperature, then top_k, top_p and min_p, then the largest of score plus Gumbel noise."""
-    samplings = [sequence.sampling for sequence in sequences]
+    samplings = [spec.sampling for spec in specs]
     scores = logits / torch.tensor([sampling.temperature for sampling in samplings])[:, None]
     if any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in samplings):
         probabilities = scores.softmax(dim=-1)
         floor = _least_probability(probabilities, samplings)
         scores.masked_fill_(probabilities < floor[:, None], float("-inf"))
-    keys = [noise_key(s.sampling.seed, s.choice, s.end) for s in sequences]
+    keys = [
+        noise_key(spec.sampling.seed, spec.choice, position)
+        for spec, position in zip(specs, positions, strict=True)
+    ]
     noise = gumbel_noise(torch.tensor(keys, dtype=torch.int32), scores.shape[-1])
     return (scores + noise).argmax(dim=-1)
 

@@ -7,9 +7,12 @@ length so that one long conversation does not make all the others pay for it. Lo
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.layers.step_layout import StepLayout
 from kernels.reference.paged_attention import (
     attend_chunk,
     attend_decode,
@@ -21,15 +24,6 @@ from kernels.reference.paged_attention import (
 
 # Contexts up to this many blocks share one group: below it, padding costs less than a call.
 _SMALL_CONTEXT_BLOCKS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A sequence's rows in this step: `count` tokens from position `start`, and its blocks."""
-
-    start: int
-    count: int
-    block_table: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,52 +84,45 @@ class AttentionBatch:
         return attend_decode(query, context, group.bias, scale)
 
 
-def attention_batch(spans: list[Span], shape: CacheShape, dtype: torch.dtype) -> AttentionBatch:
-    """Lay out a step whose rows are the spans one after another."""
-    slots: list[int] = []
-    decodes: dict[int, list[tuple[int, Span]]] = {}
-    chunks: list[Chunk] = []
-    for span in spans:
-        first = len(slots)
-        slots += _slots_of(span, shape.block_size)
-        if span.count == 1:
-            decodes.setdefault(_length_class(span, shape.block_size), []).append((first, span))
-        else:
-            rows = gather_rows(
-                torch.tensor([span.block_table]), shape.num_kv_heads, shape.num_blocks
-            )
-            visible = causal_mask(span.start, span.count)
-            chunks.append(Chunk(slice(first, first + span.count), rows, visible))
-    groups = tuple(_decode_group(members, shape, dtype) for members in decodes.values())
-    return AttentionBatch(shape, torch.tensor(slots), groups, tuple(chunks))
-
-
-def _slots_of(span: Span, block_size: int) -> list[int]:
-    return [
-        span.block_table[position // block_size] * block_size + position % block_size
-        for position in range(span.start, span.start + span.count)
-    ]
-
-
-def _length_class(span: Span, block_size: int) -> int:
-    """Contexts of one class differ in length by less than a factor of two."""
-    num_blocks = span.start // block_size + 1
-    return (max(num_blocks, _SMALL_CONTEXT_BLOCKS) - 1).bit_length()
+def attention_batch(layout: StepLayout, shape: CacheShape, dtype: torch.dtype) -> AttentionBatch:
+    """Prepare the attention of a step; rows are numbered as its tokens lie."""
+    is_decode = layout.counts == 1
+    decodes = np.flatnonzero(is_decode)
+    # Contexts of one class differ in length by less than a factor of two: the class is the bit
+    # length of a number of blocks.
+    _, classes = np.frexp(layout.num_blocks[decodes].clip(min=_SMALL_CONTEXT_BLOCKS) - 1)
+    groups = tuple(
+        _decode_group(decodes[classes == one_class], layout, shape, dtype)
+        for one_class in np.unique(classes)
+    )
+    chunks = tuple(_chunk(row, layout, shape) for row in np.flatnonzero(~is_decode).tolist())
+    return AttentionBatch(shape, torch.from_numpy(layout.slots), groups, chunks)
 
 
 def _decode_group(
-    members: list[tuple[int, Span]], shape: CacheShape, dtype: torch.dtype
+    members: NDArray[np.int64], layout: StepLayout, shape: CacheShape, dtype: torch.dtype
 ) -> DecodeGroup:
-    lengths = torch.tensor([span.start + 1 for _, span in members])
-    width = max(len(span.block_table) for _, span in members)
-    # Padding points at block 0: read, masked, never seen.
-    tables = torch.tensor(
-        [span.block_table + (0,) * (width - len(span.block_table)) for _, span in members]
-    )
+    num_blocks = layout.num_blocks[members]
+    width = int(num_blocks.max())
+    tables = layout.block_tables[members, :width]
+    # Padding points at the row's own first block, never at another's: what is masked is still
+    # multiplied, and in this very step another row may write a NaN into its own blocks.
+    tables = np.where(np.arange(width) < num_blocks[:, None], tables, tables[:, :1])
+    lengths = torch.from_numpy(layout.starts[members] + 1)
     beyond = torch.arange(width * shape.block_size) >= lengths[:, None]
     bias = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, float("-inf"))
     return DecodeGroup(
-        rows=torch.tensor([first for first, _ in members]),
-        cache_rows=gather_rows(tables, shape.num_kv_heads, shape.num_blocks),
+        rows=torch.from_numpy(layout.offsets[members]),
+        cache_rows=gather_rows(torch.from_numpy(tables), shape.num_kv_heads, shape.num_blocks),
         bias=bias.repeat_interleave(shape.num_kv_heads, dim=0).unsqueeze(1),
+    )
+
+
+def _chunk(row: int, layout: StepLayout, shape: CacheShape) -> Chunk:
+    first, count = int(layout.offsets[row]), int(layout.counts[row])
+    table = layout.block_tables[row : row + 1, : layout.num_blocks[row]]
+    return Chunk(
+        rows=slice(first, first + count),
+        cache_rows=gather_rows(torch.from_numpy(table), shape.num_kv_heads, shape.num_blocks),
+        visible=causal_mask(int(layout.starts[row]), count),
     )
