@@ -3,7 +3,7 @@
     seconds = speed * (base + rows * num_rows + tokens * num_tokens
                             + context * decode_context + pairs * prefill_pairs)
 
-Two clocks of learning. The five prices are fitted slowly, over the last few hundred steps;
+Two clocks of learning. The five prices are fitted slowly, over the last hundreds of steps;
 `speed` follows the last few steps, because a machine that gets slower gets slower in
 everything, and at once. What a steady load cannot tell apart (a thousand steps of sixteen
 decodes say nothing about prefill) keeps the price that it had. No clock, no I/O.
@@ -13,8 +13,8 @@ from math import inf
 from operator import add
 from typing import NamedTuple
 
-# What old steps count less with each step: the prices remember about 200 steps.
-FORGETTING = 0.995
+# What old steps count less with each step: the prices remember about 100 steps of each kind.
+FORGETTING = 0.99
 # Holds a price where it is unless the remembered steps, all together, say more than this share.
 DAMPING = 1e-3
 # Sweeps of the fit per step. It starts where it ended, so that few are needed.
@@ -27,7 +27,7 @@ SPEED_DOUBT = 5.0
 NUM_RECENT = 5
 # How much of `speed` is taken out of a step before the prices learn from it (an exponent). All of
 # it would keep what is remembered true whatever the machine's speed, but let the two drift apart
-# without bound; with nine tenths a lasting change of speed moves into the prices in 2000 steps.
+# without bound; with nine tenths a lasting change of speed moves into the prices in 1000 steps.
 SPEED_SHARE = 0.9
 # The prices believe no step to be further from its prediction than this factor.
 MAX_SURPRISE = 2.0

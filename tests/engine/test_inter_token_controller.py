@@ -182,7 +182,7 @@ def test_a_long_prompt_beside_16_readers_on_a_slow_machine_slows_them_by_less_th
     )
 
 
-@pytest.mark.parametrize("context", [200.0, 32_000.0])
+@pytest.mark.parametrize("context", [200.0, 500_000.0])
 @pytest.mark.parametrize("readers", [1, 16, 300])
 def test_neither_prefill_nor_batch_waits_for_ever(readers: int, context: float) -> None:
     made = bench(CPU, 32, 0.005)

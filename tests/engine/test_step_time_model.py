@@ -101,11 +101,24 @@ def test_a_machine_that_changes_its_speed_is_followed_within_20_steps(
 
 
 @MACHINES
-def test_one_stalled_step_moves_no_prediction(prices: Prices, chunk: int) -> None:
+def test_a_change_of_one_price_alone_is_learned_in_some_hundred_steps(
+    prices: Prices, chunk: int
+) -> None:
+    model, machine = taught(prices, chunk)
+    teach(model, machine, 2000, mixed(chunk))
+    base, row, token, context, pair = prices
+    machine.prices = (base, row, 3 * token, context, pair)
+    ratios = teach(model, machine, 700, mixed(chunk))
+    assert all(0.9 < ratio < 1.1 for ratio in ratios[500:])
+
+
+@MACHINES
+@pytest.mark.parametrize("factor", [50.0, 0.02])
+def test_one_absurd_time_moves_no_prediction(prices: Prices, chunk: int, factor: float) -> None:
     model, machine = taught(prices, chunk)
     shape = decodes(16, 150.0)
     before = model.predict(shape)
-    model.observe(shape, 50 * machine.true_seconds(shape))
+    model.observe(shape, factor * machine.true_seconds(shape))
     assert model.predict(shape) == pytest.approx(before, rel=0.05)
 
 
