@@ -9,12 +9,12 @@ from torch import Tensor
 
 from engine.execution.block_mover import BlockMover
 from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
-from engine.execution.runner import UNKNOWN_TOKEN, ModelLimits
+from engine.execution.runner import ModelLimits
 from engine.execution.sampler import sample
 from engine.layers.attention import CacheShape, attention_batch
 from engine.layers.step_layout import StepLayout, step_layout
 from engine.models.decoder import Decoder
-from engine.scheduling.scheduler_output import PENDING, SchedulerOutput
+from engine.scheduling.scheduler_output import SchedulerOutput
 
 _NOT_FINITE = "The model's hidden states are not finite."
 _NO_SCORES = "The model gave no finite scores."
@@ -58,15 +58,13 @@ class ModelRunner:
             layout = step_layout(
                 work.starts, work.counts, work.block_tables, self._shape.block_size
             )
-            # A token that is not known is computed as any other, and its row fails.
-            known_ids = work.token_ids.clip(min=0)
             hidden = self._model.hidden_states(
-                torch.from_numpy(known_ids),
+                torch.from_numpy(work.token_ids),
                 torch.from_numpy(layout.positions),
                 attention_batch(layout, self._shape, self._model.dtype),
                 self._caches,
             )
-            errors = self._failed_rows(work, layout, hidden)
+            errors = self._broken_rows(layout, hidden)
             token_ids = self._sampled(work, layout, hidden, errors)
             unscored = np.flatnonzero(work.is_sampled & (token_ids == NO_TOKEN)).tolist()
             errors = dict.fromkeys(unscored, _NO_SCORES) | errors
@@ -90,16 +88,12 @@ class ModelRunner:
             )
         return token_ids
 
-    def _failed_rows(
-        self, work: SchedulerOutput, layout: StepLayout, hidden: Tensor
-    ) -> dict[int, str]:
-        """Rows with a NaN, an infinity or an unknown token, all they wrote wiped, and why."""
+    def _broken_rows(self, layout: StepLayout, hidden: Tensor) -> dict[int, str]:
+        """Rows with a NaN or infinity in this step, and why; what they wrote is wiped at once."""
         is_broken = ~hidden.isfinite().all(dim=-1).numpy()
-        is_unknown = work.token_ids == PENDING
-        if not (is_broken.any() or is_unknown.any()):
+        if not is_broken.any():
             return {}
-        errors = dict.fromkeys(layout.rows[is_broken].tolist(), _NOT_FINITE)
-        errors |= dict.fromkeys(layout.rows[is_unknown].tolist(), UNKNOWN_TOKEN)
-        written = layout.slots[np.isin(layout.rows, list(errors))]
+        rows = np.unique(layout.rows[is_broken])
+        written = layout.slots[np.isin(layout.rows, rows)]
         self._caches[:, :, torch.from_numpy(written)] = 0
-        return errors
+        return dict.fromkeys(rows.tolist(), _NOT_FINITE)

@@ -6,10 +6,6 @@ from typing import Protocol
 from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.scheduling.scheduler_output import SchedulerOutput
 
-# Why a row with a PENDING token fails: the sequence failed in the step before, when this step
-# was decided already.
-UNKNOWN_TOKEN = "The token before this one was never sampled."  # noqa: S105 - a message
-
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
@@ -30,6 +26,6 @@ class Runner(Protocol):
     def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
         """Carry out the moves, then compute the rows; a step may have moves and no rows.
 
-        One row's trouble is its error: what it wrote is wiped and no other row is touched. A
-        token still PENDING is such trouble. An exception loses the replica.
+        No token is PENDING any more. One row's trouble is its error: what it wrote is wiped and
+        no other row is touched. An exception loses the replica.
         """

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
-from engine.execution.runner import UNKNOWN_TOKEN, ModelLimits
+from engine.execution.runner import ModelLimits
 from engine.interface.block_move import BlockMove, MoveKind
 from engine.layers.step_layout import step_layout
-from engine.scheduling.scheduler_output import PENDING, SchedulerOutput
+from engine.scheduling.scheduler_output import SchedulerOutput
 
 
 class ScriptedRunner:
@@ -32,9 +32,9 @@ class ScriptedRunner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.limits = limits
-        # The token of every slot, [blocks, block_size]; PENDING where none was ever written.
-        self._device = np.full((num_blocks, block_size), PENDING)
-        self._host = np.full((num_host_blocks, block_size), PENDING)
+        # The token of every slot, [blocks, block_size]; NO_TOKEN where none was ever written.
+        self._device = np.full((num_blocks, block_size), NO_TOKEN)
+        self._host = np.full((num_host_blocks, block_size), NO_TOKEN)
         self._block_size = block_size
         self._delay_s = delay_ms / 1000
         self._sleep = sleep
@@ -46,12 +46,9 @@ class ScriptedRunner:
         moves_s = self._move(work.moves) if work.moves else 0.0
         layout = step_layout(work.starts, work.counts, work.block_tables, self._block_size)
         self._device.reshape(-1)[layout.slots] = work.token_ids
-        is_failed = np.zeros(work.num_rows, dtype=np.bool_)
-        is_failed[layout.rows[work.token_ids == PENDING]] = True
-        token_ids = np.where(work.is_sampled & ~is_failed, self._next_words(work), NO_TOKEN)
-        errors = dict.fromkeys(np.flatnonzero(is_failed).tolist(), UNKNOWN_TOKEN)
-        for row in np.flatnonzero(work.is_sampled & (token_ids == NO_TOKEN)).tolist():
-            errors.setdefault(row, "No token was ever written where the next word should stand.")
+        token_ids = np.where(work.is_sampled, self._next_words(work), NO_TOKEN)
+        unwritten = np.flatnonzero(work.is_sampled & (token_ids == NO_TOKEN)).tolist()
+        errors = dict.fromkeys(unwritten, "No token was ever written where the next word stands.")
         return ModelRunnerOutput(token_ids, errors, moves_s)
 
     def _next_words(self, work: SchedulerOutput) -> NDArray[np.int64]:

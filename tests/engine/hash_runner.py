@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
-from engine.execution.runner import UNKNOWN_TOKEN, ModelLimits
+from engine.execution.runner import ModelLimits
 from engine.interface.block_move import BlockMove, MoveKind
 from engine.scheduling.scheduler_output import (
     PENDING,
@@ -117,9 +117,7 @@ class HashRunner:
 
     def _trouble(self, name: Name, sequence: ScheduledSequence, own: list[int]) -> str | None:
         has_failed = name in self._failed_in
-        if PENDING in sequence.token_ids:
-            assert has_failed, f"{sequence} waits for a token that nobody sampled"
-            return UNKNOWN_TOKEN
+        assert PENDING not in sequence.token_ids, f"{sequence} waits for a token"
         context = [self._device[slot] for slot in own]
         assert NEVER_WRITTEN not in context, f"{sequence} reads a slot that was never written"
         assert WIPED not in context or has_failed, f"{sequence} reads what a failed row left"
