@@ -92,7 +92,7 @@ class AnySchedule:
         self.witness.step_s = sizes.step_s
         self.witness.move_s = sizes.move_s
         self.engine = Engine(
-            InlineExecution(self.witness, is_eager=sizes.is_eager),
+            self.witness,
             EngineSettings(
                 block_size=sizes.block_size,
                 num_blocks=sizes.num_blocks,
@@ -102,6 +102,7 @@ class AnySchedule:
                 max_num_seqs=sizes.max_num_seqs,
                 max_waiting=sizes.max_waiting,
             ),
+            execution=InlineExecution(self.witness, is_eager=sizes.is_eager),
             predictor=FixedPredictor(sizes.predictor),
             child_key=weak_child_key(sizes.key_bits),
             clock=lambda: self.witness.now,
@@ -109,8 +110,6 @@ class AnySchedule:
         )
         self._requests: dict[str, GenerationRequest] = {}
         self._cancelled: set[Key] = set()
-        self._scopes_seen: set[str] = set()
-        self._strangers: set[Key] = set()
         self._transcript = Transcript()
         self._is_in_flight = False
         self._num_idle = 0
@@ -132,6 +131,7 @@ class AnySchedule:
             for _ in range(move.count):
                 self._step(is_overlapped=move.is_overlapped)
             self._overlaps_last = move.is_overlapped
+            return
         self.engine.check()
 
     def finish(self) -> None:
@@ -165,9 +165,6 @@ class AnySchedule:
         else:
             assert longest <= self.sizes.num_blocks * self.sizes.block_size
             self._requests[request.request_id] = request
-            if join.cache_scope not in self._scopes_seen:
-                self._strangers.add((request.request_id, 0))
-            self._scopes_seen.add(join.cache_scope)
 
     def _request(self, join: Join) -> GenerationRequest:
         num_choices = len(join.prompts) * join.n
@@ -217,11 +214,9 @@ class AnySchedule:
         key = update.request_id, update.choice
         story = self.witness.stories[key]
         assert 0 <= update.num_cached_tokens <= story.num_prompt_tokens
-        if key in self._strangers:
-            assert update.num_cached_tokens == 0, f"{key} was the first of its scope"
         if update.end is None:
             return
-        self.witness.is_over(key, is_failure=update.end is SequenceEnd.ERROR)
+        self.witness.is_over(key)
         if update.end is SequenceEnd.CANCELLED:
             assert key in self._cancelled, f"nobody cancelled {key}"
         elif update.end is SequenceEnd.DEADLINE:
@@ -236,6 +231,9 @@ class AnySchedule:
         assert stats.kv_blocks_free == stats.kv_blocks_total == self.sizes.num_blocks
         assert (stats.running, stats.waiting) == (0, 0)
         assert 0 <= stats.host_blocks_free <= self.sizes.num_host_blocks
+        assert stats.cached_tokens_total == sum(self._transcript.num_cached_tokens.values())
+        comebacks = sum(story.num_comebacks for story in self.witness.stories.values())
+        assert comebacks <= stats.preemptions_total
 
     def _judge(self, request: GenerationRequest, choice: int) -> None:
         key = request.request_id, choice
@@ -245,8 +243,26 @@ class AnySchedule:
         assert key in self._transcript.ends, f"{key} never ended"
         if self._transcript.ends[key] in NORMAL_ENDS:
             assert said == alone, f"{key} said {said} and alone {alone}"
+            self._judge_effort(key)
         else:
             assert said == alone[: len(said)], f"{key} said {said} and alone {alone}"
+
+    def _judge_effort(self, key: Key) -> None:
+        """Who kept his place computed each token once, but for the prompt tokens found."""
+        story = self.witness.stories[key]
+        if story.num_comebacks or not story.rows:
+            return
+        assert not story.num_tokens_twice, f"{key} computed tokens twice: {story.rows}"
+        length = story.num_prompt_tokens
+        computed = sum(min(end, length) - min(start, length) for start, end in story.rows)
+        cached = self._transcript.num_cached_tokens[key]
+        # Who lost his place before his first row came back unseen, and may have found the rest.
+        comebacks = sum(story.num_comebacks for story in self.witness.stories.values())
+        is_seen = comebacks == self.engine.stats().preemptions_total
+        found = length - computed
+        assert cached == found or (cached < found and not is_seen), (
+            f"{key} is said to have found {cached} and computed {story.rows}"
+        )
 
     def _count(self) -> None:
         """What happened, for whoever asks whether these schedules are wild enough."""

@@ -25,6 +25,11 @@ PLAIN_SIZES = Sizes(predictor="safe")
 def random_schedule(seed: int) -> tuple[Sizes, list[Move]]:
     """The schedule of a seed, for ever the same while this file is."""
     rng = Random(seed)
+    return random_crowd(rng) if rng.random() < 0.2 else random_visits(rng)
+
+
+def random_visits(rng: Random) -> tuple[Sizes, list[Move]]:
+    """All kinds of moves in any order."""
     sizes = random_sizes(rng)
     moves: list[Move] = []
     overlaps = rng.choice([0.0, 0.5, 1.0])
@@ -39,6 +44,21 @@ def random_schedule(seed: int) -> tuple[Sizes, list[Move]]:
             moves.append(Cancel(rng.randrange(num_joined), choice))
         else:
             moves.append(Steps(rng.choice([1, 1, 2, 3, 8]), rng.random() < overlaps))
+    return sizes, moves
+
+
+def random_crowd(rng: Random) -> tuple[Sizes, list[Move]]:
+    """Long answers of the batch class, and interactive ones that push them out time and again."""
+    sizes = replace(random_sizes(rng), max_num_seqs=rng.randint(3, 6), predictor="liar")
+    longest = sizes.num_blocks * sizes.block_size
+    moves: list[Move] = []
+    for number in range(rng.randint(6, 12)):
+        is_batch = number < 2
+        prompt = random_prompt(rng, 4, 0)
+        most = longest - len(prompt)
+        max_tokens = rng.randint(most * 2 // 3, most) if is_batch else rng.randint(1, most * 2 // 3)
+        moves.append(Join(number, (prompt,), max_tokens, seed=number, is_batch=is_batch))
+        moves.append(Steps(rng.randint(1, 12), rng.random() < 0.5))
     return sizes, moves
 
 

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -14,7 +13,7 @@ from tests.engine.hash_runner import words_alone
 from tests.engine.orders import NEVER
 from tests.engine.random_schedules import TEXTS, play, random_schedule
 
-NUM_FIXED_SEEDS = 300
+NUM_FIXED_SEEDS = 240
 NUM_FRESH_SEEDS = 40
 
 # Schedules that once went wrong.
@@ -22,18 +21,18 @@ FAILED_SEEDS: tuple[int, ...] = ()
 
 # In so many of a hundred schedules each of these happens, or they prove too little.
 HAZARDS = {
-    "preemptions": 30,
-    "thrice_preempted": 5,
-    "recomputed_tokens": 15,
-    "offloaded": 10,
-    "loaded": 5,
-    "copied": 15,
-    "hits": 50,
-    "partial_hits": 15,
+    "preemptions": 35,
+    "thrice_preempted": 3,
+    "recomputed_tokens": 30,
+    "offloaded": 25,
+    "loaded": 10,
+    "copied": 50,
+    "hits": 70,
+    "partial_hits": 50,
     "failed": 10,
     "cancelled": 20,
-    "deadline": 10,
-    "refused": 1,
+    "deadline": 20,
+    "refused": 5,
 }
 
 tails = st.lists(st.integers(1, 2), max_size=3).map(tuple)
@@ -111,15 +110,10 @@ def test_hundreds_of_random_schedules_give_the_same_words_and_meet_every_hazard(
     assert not missing, f"of {NUM_FIXED_SEEDS} schedules too few have {missing}"
 
 
-def test_schedules_that_nobody_has_played_before_give_the_same_words() -> None:
+def test_schedules_that_once_went_wrong_or_are_new_give_the_same_words() -> None:
     first = time.time_ns() % 10**12
-    for seed in range(first, first + NUM_FRESH_SEEDS):
+    for seed in (*FAILED_SEEDS, *range(first, first + NUM_FRESH_SEEDS)):
         _tally_of(seed)
-
-
-@pytest.mark.parametrize("seed", FAILED_SEEDS)
-def test_schedules_that_once_went_wrong_give_the_same_words(seed: int) -> None:
-    _tally_of(seed)
 
 
 def test_the_hash_model_hears_every_token() -> None:

@@ -80,7 +80,7 @@ def rows_of(runner: HashRunner, request_id: str) -> list[tuple[int, int]]:
 
 def test_failed_admissions_evictions_and_shared_prefixes_change_no_word() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(24):
+    for seed in range(12):
         rng = Random(seed)
         schedule = AnySchedule(
             Sizes(
@@ -96,8 +96,8 @@ def test_failed_admissions_evictions_and_shared_prefixes_change_no_word() -> Non
             schedule.apply(Steps(rng.randint(0, 6), is_overlapped=rng.random() < 0.5))
         schedule.finish()
         seen += schedule.tally
-    assert seen["preemptions"] > 24
-    assert seen["hits"] > 24
+    assert seen["preemptions"] > 12
+    assert seen["hits"] > 60
 
 
 @both_loops
@@ -149,8 +149,9 @@ def test_a_huge_request_that_passes_half_computed_ones_strands_nobody(
         assert transcript.token_ids[name, 0] == words_alone(prompt, max_tokens)
 
 
-@both_loops
-@every_predictor
+@pytest.mark.parametrize(
+    ("predictor", "is_overlapped"), [("safe", False), ("liar", False), ("liar", True)]
+)
 def test_equals_over_capacity_do_not_push_each_other_out_in_turn(
     predictor: str, is_overlapped: bool
 ) -> None:
@@ -363,10 +364,9 @@ def test_no_step_is_spent_on_those_who_left_while_they_waited(is_overlapped: boo
     assert transcript.token_ids["new", 0] == words_alone(prompt_of(5), 3)
 
 
-@every_predictor
-def test_a_thousand_that_start_and_leave_anywhere_leave_nothing_behind(predictor: str) -> None:
+def test_a_thousand_that_start_and_leave_anywhere_leave_nothing_behind() -> None:
     rng = Random(1)
-    schedule = AnySchedule(Sizes(num_blocks=16, num_host_blocks=8, predictor=predictor))
+    schedule = AnySchedule(Sizes(num_blocks=16, num_host_blocks=8))
     for number in range(1000):
         moves: list[Move] = [random_join(rng, number, schedule.sizes)]
         moves.append(Steps(rng.randint(0, 3), is_overlapped=rng.random() < 0.5))

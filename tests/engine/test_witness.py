@@ -49,14 +49,16 @@ def test_equal_tokens_after_another_beginning_are_noticed() -> None:
         witness.execute(step(Row(reader, PROMPT[4:], 8, (4, 0, 5), slot=1)))
 
 
-def test_kv_of_a_failed_sequence_is_for_nobody_who_comes_later() -> None:
-    witness, specs = witness_of("early")
-    witness.is_over(("writer", 0), is_failure=True)
-    witness.execute(step(Row(specs["early"], PROMPT[4:], 4, (0, 5), slot=1)))
-    witness.expect(order("late", PROMPT, greedy(3), cache_scope="a"))
-    late = replace(specs["writer"], request_id="late")
-    with pytest.raises(AssertionError, match="reads KV of failed"):
-        witness.execute(step(Row(late, PROMPT[4:], 4, (0, 6), slot=2)))
+def test_what_a_failed_row_wrote_is_for_nobody() -> None:
+    witness, specs = witness_of()
+    for name in ("faulty", "late"):
+        faults = [(0, 1)] if name == "faulty" else []
+        witness.expect(order(name, (7, 7, *PROMPT), greedy(3), cache_scope="a"), faults)
+    faulty = replace(specs["writer"], request_id="faulty", num_prompt_tokens=8)
+    late = replace(faulty, request_id="late")
+    witness.execute(step(Row(faulty, (7, 7, *PROMPT[:2]), 0, (4,), is_sampled=False, slot=1)))
+    with pytest.raises(AssertionError, match="failed"):
+        witness.execute(step(Row(late, PROMPT[2:], 4, (4, 5), slot=2)))
 
 
 def test_a_sequence_that_is_over_stops_within_a_step() -> None:

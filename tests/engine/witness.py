@@ -34,15 +34,14 @@ MAX_PREEMPTIONS = 3
 class Story:
     """One choice as it must go: all its tokens, and the name of the KV at each position.
 
-    `born` counts the stories told before this one; `over_since` is the number of steps executed
-    when the engine was told, or told us, that the choice is over. `places` are the (slot,
-    epoch) that it had, `rows` the (start, end) that were computed.
+    `over_since` is the number of steps executed when the engine was told, or told us, that the
+    choice is over. `places` are the (slot, epoch) that it had, `rows` the (start, end) that
+    were computed.
     """
 
     token_ids: list[int]
     names: list[int]
     num_prompt_tokens: int
-    born: int
     has_failed: bool = False
     over_since: int | None = None
     places: list[tuple[int, int]] = field(default_factory=list)
@@ -77,8 +76,6 @@ class Witness:
         self._device: list[Block] = [[UNWRITTEN] * block_size for _ in range(num_blocks)]
         self._host: list[Block] = [[UNWRITTEN] * block_size for _ in range(num_host_blocks)]
         self._holders: dict[tuple[int, int], Key] = {}
-        # Who failed, and how many stories were told when the engine reported it.
-        self._failures: dict[Key, int] = {}
 
     def expect(self, request: GenerationRequest, faults: Iterable[tuple[int, int]] = ()) -> None:
         """Learn a request before the engine sees it; `faults` are (choice, position) that fail."""
@@ -93,16 +90,13 @@ class Witness:
                 token_ids,
                 _names(request.cache_scope, token_ids),
                 len(prompt),
-                born=len(self.stories),
             )
 
-    def is_over(self, key: Key, *, is_failure: bool = False) -> None:
+    def is_over(self, key: Key) -> None:
         """The sequence was cancelled, or the engine reported its end: it may not run on."""
         story = self.stories[key]
         if story.over_since is None:
             story.over_since = self.num_steps
-        if is_failure:
-            self._failures[key] = len(self.stories)
 
     def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
         self.now += self.step_s
@@ -168,9 +162,6 @@ class Witness:
                 f"{key} reads at position {wrong} of {row.start}..{row.end} (blocks "
                 f"{row.block_table}) the KV of {self._whose(content[wrong])}"
             )
-        for _, writer in content:
-            if writer in self._failures:
-                assert story.born < self._failures[writer], f"{key} reads KV of failed {writer}"
 
     def _whose(self, content: tuple[int, Key | None]) -> str:
         if content == UNWRITTEN:
