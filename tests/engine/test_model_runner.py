@@ -4,14 +4,19 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.execution.model_runner import ModelRunner
+from engine.execution.model_runner_output import NO_TOKEN
 from engine.interface.sampling_params import SamplingParams
 from engine.interface.sequence_update import SequenceEnd
+from engine.models.loader import load_decoder
 from tests.engine.oracle import small_engine, write_tiny_llama
 from tests.engine.orders import Transcript, greedy, order, run_to_end
+from tests.engine.steps import Row, copy, spec, step
 
 POISON = 259
 
@@ -121,6 +126,87 @@ def test_blocks_that_held_a_nan_do_not_harm_their_next_owner(poisoned: Path) -> 
     run_to_end(engine)
     engine.add(order("next", prompt, greedy(20)))
     assert run_to_end(engine).token_ids["next", 0] == expected
+
+
+def test_a_decoding_row_that_turns_nan_fails_alone_whatever_blocks_it_owns(
+    poisoned: Path,
+) -> None:
+    runner = ModelRunner(load_decoder(poisoned, "float32"), 64, 4)
+    prompts = {"short": (5, 6, 7), "long": tuple(range(10, 30)), "bad": (8, 9)}
+    tables = {"short": (7,), "long": (2, 3, 4, 5, 6, 8), "bad": (0,)}
+    rows = [Row(spec(k, len(p)), p, 0, tables[k]) for k, p in prompts.items()]
+    runner.execute(step(*rows))
+    rows = [Row(spec(k, len(p)), (11,), len(p), tables[k]) for k, p in prompts.items()]
+    healthy = runner.execute(step(*rows)).token_ids
+    # The row with the NaN owns block 0, where the padding of others would point by habit.
+    rows[2].token_ids = (POISON,)
+    output = runner.execute(step(*rows))
+    assert list(output.errors) == [2]
+    assert output.token_ids.tolist() == [*healthy[:2].tolist(), NO_TOKEN]
+
+
+def test_a_row_that_failed_is_harmless_when_it_is_computed_once_more(poisoned: Path) -> None:
+    runner = ModelRunner(load_decoder(poisoned, "float32"), 8, 4)
+    bad, good = spec("bad"), spec("good", 5)
+    prompt = (5, 6, 7, 8, 9)
+    alone = runner.execute(step(Row(good, prompt, 0, (6, 7)))).token_ids.tolist()
+    output = runner.execute(step(Row(bad, (5, POISON, 6), 0, (0, 1))))
+    assert list(output.errors) == [0]
+    # The next step was decided before anybody knew: it goes on, is copied, and fails again.
+    output = runner.execute(
+        step(
+            Row(bad, (7, POISON), 3, (0, 1)),
+            Row(good, prompt, 0, (3, 4)),
+            moves=[copy(0, 2)],
+        )
+    )
+    assert list(output.errors) == [0]
+    assert output.token_ids.tolist() == [NO_TOKEN, *alone]
+    for table in [(0, 1), (2, 5)]:
+        assert runner.execute(step(Row(good, prompt, 0, table))).token_ids.tolist() == alone
+
+
+def test_a_failed_chunk_that_wanted_no_token_is_an_error_too(poisoned: Path) -> None:
+    runner = ModelRunner(load_decoder(poisoned, "float32"), 8, 4)
+    output = runner.execute(
+        step(
+            Row(spec("bad", 9), (5, POISON, 6), 0, (0, 1), is_sampled=False),
+            Row(spec("good", 9), (5, 6, 7), 0, (2, 3), is_sampled=False),
+        )
+    )
+    assert list(output.errors) == [0]
+    assert output.token_ids.tolist() == [NO_TOKEN, NO_TOKEN]
+
+
+def test_time_is_reported_for_moves_alone(folder: Path) -> None:
+    runner = ModelRunner(load_decoder(folder, "float32"), 8, 4)
+    row = Row(spec(), (5,), 0, (0,))
+    assert runner.execute(step(row)).moves_s == 0.0
+    assert runner.execute(step(row, moves=[copy(0, 1)])).moves_s > 0.0
+    assert runner.execute(step(moves=[copy(0, 1)])).moves_s > 0.0
+
+
+def test_many_rows_of_very_different_lengths_say_what_each_says_alone(folder: Path) -> None:
+    """Contexts of 1 to 460 tokens: several groups of decoding rows, and chunks beside them."""
+    decoder = load_decoder(folder, "float32")
+    chooser = random.Random(5)
+    lengths = [1, 2, 4, 5, 63, 64, 65, 130, 255, 256, 257, 460, 33, 20]
+    together = ModelRunner(decoder, 512, 4)
+    blocks = iter(chooser.sample(range(512), 512))
+    rows, expected = [], []
+    for number, length in enumerate(lengths):
+        prompt = [chooser.randrange(3, 250) for _ in range(length)]
+        num_late = 1 if number < 12 else 9
+        table = [next(blocks) for _ in range(-(-length // 4))]
+        one = spec(str(number), length)
+        if length > num_late:
+            early = Row(one, prompt[:-num_late], 0, table, is_sampled=False)
+            together.execute(step(early))
+        rows.append(Row(one, prompt[-num_late:], length - num_late, table))
+        alone = ModelRunner(decoder, 128, 4)
+        whole = Row(one, prompt, 0, range(len(table)))
+        expected += alone.execute(step(whole)).token_ids.tolist()
+    assert np.array_equal(together.execute(step(*rows)).token_ids, expected)
 
 
 def test_bfloat16_runs_and_mostly_agrees_with_float32(folder: Path) -> None:
