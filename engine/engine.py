@@ -321,16 +321,7 @@ class Engine:
         spec = sequence.spec
         self._scheduler.remove(sequence)
         self._forget(spec.request_id, spec.choice)
-        self._ended.append(
-            SequenceUpdate(
-                spec.request_id,
-                spec.choice,
-                (),
-                end,
-                sequence.num_cached_tokens,
-                sequence.scheduled_at,
-            )
-        )
+        self._ended.append(sequence.ended(end))
 
     def _forget(self, request_id: str, choice: int) -> None:
         choices = self._living[request_id]

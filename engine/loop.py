@@ -2,8 +2,9 @@
 
     try_submit, try_cancel  ->  commands  ->  [ engine thread ]  ->  updates  ->  publisher
 
-The thread waits for nothing else: for commands when there is no work, for room among the
-updates when the publisher is slow. If it dies, `failure` says why and the updates end.
+The thread waits for nothing else: for commands when there is no work, for the step in flight,
+for room among the updates when the publisher is slow. While a step computes it decides the
+next one and hands out the last. If it dies, `failure` says why and the updates end.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ from engine.engine import Engine, EngineStats
 from engine.interface.errors import DuplicateRequest
 from engine.interface.generation_request import MAX_SEQUENCES, GenerationRequest
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
+from engine.scheduling.sequence import Sequence
+from engine.step_watchdog import Verdict
 
 # How often a thread that waits for room looks whether it was told to stop.
 _POLL_S = 0.05
@@ -27,14 +30,31 @@ class _Cancel:
     choice: int | None
 
 
-_Command = GenerationRequest | _Cancel | None
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: GenerationRequest
+    sequences: list[Sequence]
+
+
+_Command = _Submit | _Cancel | list[SequenceUpdate] | None
 
 
 class EngineLoop:
-    """The engine's thread. Only it touches the engine after `start`."""
+    """The engine's thread. Only it touches the engine after `start`, and it closes it.
 
-    def __init__(self, engine: Engine, *, max_commands: int = 1024, max_updates: int = 64) -> None:
+    `is_overlapped` False makes it compute one step after another, with equal output.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_commands: int = 1024,
+        max_updates: int = 64,
+        is_overlapped: bool = True,
+    ) -> None:
         self._engine = engine
+        self._step = engine.step_overlapped if is_overlapped else engine.step
         self._commands: queue.Queue[_Command] = queue.Queue(max_commands)
         self._is_stopping = threading.Event()
         self.updates = UpdateQueue(max_updates, self._is_stopping.is_set)
@@ -77,9 +97,14 @@ class EngineLoop:
     def try_submit(self, request: GenerationRequest) -> bool:
         """Hand over a request; False when the command queue is full. Any thread may call it.
 
-        One that the engine refuses gets one ERROR update per choice.
+        It is checked and its blocks are named here, so that the engine's thread need not. One
+        that the engine refuses gets one ERROR update per choice.
         """
-        return self._try_put(request)
+        try:
+            command: _Command = _Submit(request, self._engine.prepare(request))
+        except Exception as error:  # noqa: BLE001 - a request that cannot be served fails alone
+            command = _refusal(request, error)
+        return self._try_put(command)
 
     def try_cancel(self, request_id: str, choice: int | None = None) -> bool:
         """Ask that a choice, or all, stop before the next step; False when the queue is full."""
@@ -88,6 +113,14 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """The picture after the latest step. Any thread may call it."""
         return self._stats
+
+    def verdict(self) -> Verdict | None:
+        """What is wrong with the engine's progress, if anything. Any thread may call it."""
+        return self._engine.verdict()
+
+    def expected_tokens(self, request: GenerationRequest) -> int:
+        """KV slots a request is expected to come to, over all choices. Any thread may call it."""
+        return self._engine.expected_tokens(request)
 
     def _try_put(self, command: _Command) -> bool:
         try:
@@ -104,10 +137,11 @@ class EngineLoop:
             self._failure = error
         finally:
             self.updates.close()
+            self._engine.close()
 
     def _turn(self) -> None:
         updates = self._take_commands()
-        updates += self._engine.step()
+        updates += self._step()
         self._stats = self._engine.stats()
         if updates:
             self.updates.put(updates)
@@ -126,24 +160,27 @@ class EngineLoop:
     def _obey(self, command: _Command) -> list[SequenceUpdate]:
         if isinstance(command, _Cancel):
             self._engine.cancel(command.request_id, command.choice)
-        elif command is not None:
+            return []
+        if isinstance(command, _Submit):
             return self._add(command)
-        return []
+        return command or []
 
-    def _add(self, request: GenerationRequest) -> list[SequenceUpdate]:
+    def _add(self, submit: _Submit) -> list[SequenceUpdate]:
         try:
-            self._engine.add(request)
+            self._engine.add(submit.request, submit.sequences)
         except DuplicateRequest:
             # An ERROR would end the one that runs.
             self._num_repeated_submits += 1
         except Exception as error:  # noqa: BLE001 - a request that cannot be added fails alone
-            return [
-                SequenceUpdate(
-                    request.request_id, choice, (), SequenceEnd.ERROR, message=str(error)
-                )
-                for choice in range(min(request.num_choices, MAX_SEQUENCES))
-            ]
+            return _refusal(submit.request, error)
         return []
+
+
+def _refusal(request: GenerationRequest, error: Exception) -> list[SequenceUpdate]:
+    return [
+        SequenceUpdate(request.request_id, choice, (), SequenceEnd.ERROR, message=str(error))
+        for choice in range(min(request.num_choices, MAX_SEQUENCES))
+    ]
 
 
 class UpdateQueue:

@@ -66,4 +66,4 @@ class HostTier:
         if node.is_preempted:
             self._preempted[node] = None
         else:
-            self._idle.add(node)
+            self._idle.add(node.cache_scope, [node])

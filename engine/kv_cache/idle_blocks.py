@@ -6,7 +6,7 @@ scope keeps more than its share, and a tenant that floods the cache pushes out i
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from engine.kv_cache.cached_block import CachedBlock
 
@@ -26,13 +26,16 @@ class IdleBlocks:
     def __iter__(self) -> Iterator[CachedBlock]:
         return (node for nodes in self._by_scope.values() for node in nodes)
 
-    def add(self, node: CachedBlock) -> None:
-        """The block has just become idle."""
-        nodes = self._by_scope.setdefault(node.cache_scope, OrderedDict())
-        assert node not in nodes, "a block becomes idle twice"
-        nodes[node] = None
-        self._num_blocks += 1
-        self._note_size(node.cache_scope, len(nodes))
+    def add(self, cache_scope: str, blocks: Iterable[CachedBlock]) -> None:
+        """These blocks of one scope have just become idle, the least valuable first."""
+        nodes = self._by_scope.setdefault(cache_scope, OrderedDict())
+        size = len(nodes)
+        nodes.update(dict.fromkeys(blocks))
+        if nodes:
+            self._num_blocks += len(nodes) - size
+            self._note_size(cache_scope, len(nodes))
+        else:
+            del self._by_scope[cache_scope]
 
     def remove(self, node: CachedBlock) -> None:
         """The block is wanted again, or gone."""

@@ -115,8 +115,8 @@ class KVCacheManager:
         if len(table.cached) * size != num_tokens or len(table.blocks) != len(table.cached):
             return num_tokens
         while num_tokens + size <= limit:
-            key, token_ids = prefix.block(num_tokens // size)
-            node = self._tree.find(self._last(table), key, token_ids)
+            index = num_tokens // size
+            node = self._tree.find(self._last(table), prefix.key(index), prefix.tokens(index))
             if node is None or not self._hold(node):
                 break
             self._append(table, node)
@@ -126,12 +126,13 @@ class KVCacheManager:
 
     def try_grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Let the table cover `num_tokens` tokens. False if blocks ran out: it got the rest."""
-        while len(table.blocks) * self.block_size < num_tokens:
-            block = self._try_take()
-            if block is None:
-                return False
-            self._append(table, block)
-        return True
+        num_wanted = self.blocks_for(num_tokens) - len(table.blocks)
+        self._num_missing_blocks -= table.num_missing_blocks
+        while num_wanted > 0 and (block := self._try_take()) is not None:
+            table.append(block)
+            num_wanted -= 1
+        self._num_missing_blocks += table.num_missing_blocks
+        return num_wanted <= 0
 
     def record(self, table: BlockTable, num_tokens: int, *, offers_tail: bool = False) -> None:
         """The KV of the first `num_tokens` tokens is computed: full blocks may be shared now.
@@ -162,6 +163,7 @@ class KVCacheManager:
         nodes: list[CachedBlock | None] = [*table.cached, table.tail]
         nodes += [None] * (len(table.blocks) - len(nodes))
         # From the last to the first, so that a continuation goes before what it continues.
+        idle = []
         for block, node in reversed(list(zip(table.blocks, nodes, strict=False))):
             if not self._pool.release(block):
                 continue
@@ -169,7 +171,8 @@ class KVCacheManager:
                 self._pool.blank(block)
             else:
                 node.is_preempted = is_preempted
-                self._idle.add(node)
+                idle.append(node)
+        self._idle.add(table.prefix.cache_scope, idle)
 
     def take_moves(self) -> tuple[BlockMove, ...]:
         """The moves that the books have assumed since the last call, in their order."""
@@ -219,7 +222,7 @@ class KVCacheManager:
         parent = self._tree.root(prefix.cache_scope)
         count = 0
         for index in range((len(prefix.token_ids) - 1) // self.block_size):
-            node = self._tree.find(parent, *prefix.block(index))
+            node = self._tree.find(parent, prefix.key(index), prefix.tokens(index))
             if node is None or node.block is None or not self._pool.num_holders(node.block):
                 break
             count += 1
@@ -286,7 +289,7 @@ class KVCacheManager:
         self._pool.hold(block)
         mine = self._try_take()
         if self._pool.release(block):
-            self._idle.add(node)
+            self._idle.add(node.cache_scope, [node])
         if mine is None:
             return 0
         self._moves.append(BlockMove(MoveKind.COPY, block, mine))
@@ -322,13 +325,14 @@ class KVCacheManager:
     def _publish_block(self, table: BlockTable) -> bool:
         """Make the table's next full block known; False when its name is taken by another."""
         index = len(table.cached)
-        key, token_ids = table.prefix.block(index)
+        key, token_ids = table.prefix.key(index), table.prefix.tokens(index)
         if table.tail is not None:
             self._tree.remove(table.tail)
             table.tail = None
-        node = self._tree.find(self._last(table), key, token_ids)
+        parent = self._last(table)
+        node = self._tree.find(parent, key, token_ids)
         if node is None:
-            node = self._tree.insert(self._last(table), key, token_ids, table.blocks[index])
+            node = self._tree.insert(parent, key, token_ids, table.blocks[index])
             if node is None:
                 return False
         else:

@@ -26,11 +26,16 @@ class PrefixChain:
         if token_ids:
             self._extend_to(len(token_ids) // block_size)
 
-    def block(self, index: int) -> tuple[bytes, tuple[int, ...]]:
-        """Key and tokens of the full block `index`, whose tokens must be known."""
-        self._extend_to(index + 1)
+    def key(self, index: int) -> bytes:
+        """The key of the full block `index`, whose tokens must be known."""
+        if index >= len(self._keys):
+            self._extend_to(index + 1)
+        return self._keys[index]
+
+    def tokens(self, index: int) -> tuple[int, ...]:
+        """The tokens of the block `index`, as far as they are known."""
         start = index * self._block_size
-        return self._keys[index], tuple(self.token_ids[start : start + self._block_size])
+        return tuple(self.token_ids[start : start + self._block_size])
 
     def partial_key(self, index: int, token_ids: Sequence[int]) -> bytes:
         """The key of some first tokens of block `index`, after the full blocks before it."""

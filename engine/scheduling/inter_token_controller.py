@@ -138,12 +138,12 @@ class InterTokenController:
 
     def _plan_beside_readers(self, demand: StepDemand, owed: int, prices: Prices) -> StepPlan:
         readers = demand.interactive_decodes
-        alone_s = prices[0] + _decodes_seconds(readers, demand.interactive_context, prices)
+        alone_s = prices.base + _decodes_seconds(readers, demand.interactive_context, prices)
         self._effective_target_s = max(self._target_s, STRETCH * alone_s)
         slack_s = max(AIM * self._target_s, STRETCH * alone_s) - alone_s
 
         chunk_s = _chunk_seconds(owed, demand.prefill_context, prices)
-        floor_s = min(PREFILL_FLOOR * slack_s, chunk_s)
+        floor_s = max(0.0, min(PREFILL_FLOOR * slack_s, chunk_s))
         batch_decodes, batch_s = self._share_of_batch(demand, slack_s - floor_s, prices)
         prefill_tokens = self._share_of_prefill(demand, owed, max(floor_s, slack_s - batch_s))
 
@@ -186,32 +186,38 @@ class InterTokenController:
     def _max_interactive(self, mean_context: float, prices: Prices) -> int:
         """How many readers of so much context each fill the target."""
         one_s = _decodes_seconds(1, mean_context, prices)
-        most_s = max(self._target_s, LONE_READERS * (prices[0] + one_s))
+        most_s = max(self._target_s, LONE_READERS * (prices.base + one_s))
         if one_s * MANY <= most_s:
             return MANY
-        return max(1, int((most_s - prices[0]) / one_s))
+        return max(1, int((most_s - prices.base) / one_s))
 
 
 def _decodes_seconds(decodes: int, context: float, prices: Prices) -> float:
     """What decodes that read so much context together add to a step."""
-    _, row, token, per_context, _ = prices
-    return decodes * (row + token) + context * per_context
+    return decodes * (prices.row + prices.token) + context * prices.context
 
 
 def _chunk_seconds(tokens: int, context: float, prices: Prices) -> float:
-    """What a chunk behind so much context adds to a step; 0 if it has no tokens."""
+    """What a chunk behind so much context adds to a step of decodes; 0 if it has no tokens."""
     if tokens == 0:
         return 0.0
-    _, row, token, _, pair = prices
-    return row + tokens * (token + pair * (context + tokens / 2))
+    per_token = prices.token + prices.pair * (context + tokens / 2)
+    return _chunk_overhead_seconds(prices) + tokens * per_token
+
+
+def _chunk_overhead_seconds(prices: Prices) -> float:
+    """What a chunk adds before its first token: less than nothing where decodes hide behind it."""
+    return prices.chunk_base - prices.base + prices.row
 
 
 def _tokens_within(seconds: float, context: float, prices: Prices) -> float:
-    """The inverse of `_chunk_seconds`: the positive root of a quadratic, or inf if all is free."""
-    _, row, token, _, pair = prices
-    left_s = max(0.0, seconds - row)
-    per_token = token + pair * context
-    divisor = per_token + sqrt(per_token * per_token + 2 * pair * left_s)
+    """The inverse of `_chunk_seconds`: the positive root of a quadratic, or inf if all is free.
+
+    Where the overhead leaves next to nothing, the floor again: a chunk must be worth its step.
+    """
+    left_s = max(seconds - _chunk_overhead_seconds(prices), PREFILL_FLOOR * seconds)
+    per_token = prices.token + prices.pair * context
+    divisor = per_token + sqrt(per_token * per_token + 2 * prices.pair * left_s)
     return 2 * left_s / divisor if divisor > 0.0 else inf
 
 
@@ -220,4 +226,6 @@ def _plan_seconds(demand: StepDemand, plan: StepPlan, prices: Prices) -> float:
     if demand.batch_decodes:
         mean_context = demand.batch_context / demand.batch_decodes
         seconds += plan.batch_decodes * _decodes_seconds(1, mean_context, prices)
-    return prices[0] + seconds + _chunk_seconds(plan.prefill_tokens, demand.prefill_context, prices)
+    return (
+        prices.base + seconds + _chunk_seconds(plan.prefill_tokens, demand.prefill_context, prices)
+    )

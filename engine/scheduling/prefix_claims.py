@@ -7,6 +7,9 @@ in and the next, so nobody waits long for somebody who stands still.
 
 from engine.scheduling.sequence import Sequence
 
+# Fewer tokens than this behind the last full block are not worth a step's waiting.
+MIN_TAIL_TOKENS = 4
+
 
 class PrefixClaims:
     """Claims of this step and of the one before, by block key."""
@@ -39,9 +42,8 @@ class PrefixClaims:
         num_known = len(sequence.token_ids)
         end = min(start + count, num_known)
         last = min(-(-end // size), num_known // size)
-        keys = [prefix.block(index)[0] for index in range(start // size, last)]
+        keys = [prefix.key(index) for index in range(start // size, last)]
         tail = num_known // size * size
-        # A single token is computed as fast as it is copied.
-        if max(start, tail) + 1 < num_known == end:
+        if end == num_known >= max(start, tail) + MIN_TAIL_TOKENS:
             keys.append(prefix.partial_key(tail // size, sequence.token_ids[tail:]))
         return keys

@@ -39,6 +39,7 @@ class RunningTable:
         self.rank = np.zeros(num_slots, np.int64)
         self.epoch = np.zeros(num_slots, np.int64)
         self.block_tables = np.zeros((num_slots, 16), np.int32)
+        self.specs = np.full(num_slots, None, np.object_)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.tables: list[BlockTable | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
@@ -81,6 +82,7 @@ class RunningTable:
         slot = self._free.pop()
         self._slots[sequence] = slot
         self.sequences[slot] = sequence
+        self.specs[slot] = sequence.spec
         self.tables[slot] = table
         self.is_used[slot] = True
         self.is_interactive[slot] = sequence.is_interactive
@@ -99,7 +101,7 @@ class RunningTable:
         """Free the slot; returns the block table, for somebody to close."""
         table = self.table(slot)
         del self._slots[self.sequence(slot)]
-        self.sequences[slot] = self.tables[slot] = None
+        self.sequences[slot] = self.tables[slot] = self.specs[slot] = None
         self.is_used[slot] = False
         self.epoch[slot] += 1
         self._free.append(slot)

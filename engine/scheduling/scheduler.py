@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 from engine.kv_cache.kv_cache_manager import KVCacheManager
 from engine.scheduling.admission import Admission, Predictor, must_be_guaranteed
-from engine.scheduling.chunks import Prefill, divide
+from engine.scheduling.chunks import service_order
 from engine.scheduling.inter_token_controller import InterTokenController, StepDemand, StepPlan
 from engine.scheduling.prefix_claims import PrefixClaims
 from engine.scheduling.running_table import RunningTable
@@ -27,6 +27,9 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.waiting_queue import WaitingQueue
 
 Slots = NDArray[np.int64]
+
+# Prompts looked at in a step beyond those that it has tokens for: they wait for others' blocks.
+MAX_LOOKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Scheduler:
         self._running = RunningTable(limits.max_num_seqs, kv_cache.block_size)
         self._living: dict[SequenceSpec, Sequence] = {}
         self._claims = PrefixClaims(kv_cache.block_size)
-        self._plan = StepPlan(0, 0, max_interactive=1, may_admit_batch=True)
+        self._plan = StepPlan(0, 0, max_interactive=limits.max_num_seqs, may_admit_batch=True)
         self._num_orders = 0
         self._num_steps = 0
         self.num_preemptions = 0
@@ -126,9 +129,7 @@ class Scheduler:
         is_wanting = running.is_used & (running.num_known < running.max_tokens)
         owed = running.num_known - running.num_scheduled
         decodes = np.flatnonzero(is_wanting & (owed == 1))
-        prefills = [
-            self._prefill(slot) for slot in np.flatnonzero(is_wanting & (owed > 1)).tolist()
-        ]
+        prefills = np.flatnonzero(is_wanting & (owed > 1))
         self._plan = self._controller.plan(self._demand(decodes, prefills))
         decodes = self._shed(decodes)
         chunks = self._chunks(prefills)
@@ -153,49 +154,46 @@ class Scheduler:
         if errors:
             is_computed[list(errors)] = False
         self._record_kv(work, is_computed)
-        told = work.slots[is_computed & work.is_sampled]
-        running.num_told[told] += 1
-        running.last_token[told] = token_ids[is_computed & work.is_sampled]
-        updates = []
-        rows = zip(
-            work.specs,
-            token_ids.tolist(),
-            work.is_sampled.tolist(),
-            is_current.tolist(),
-            strict=True,
-        )
-        for row, (spec, token_id, is_sampled, is_current_row) in enumerate(rows):
-            sequence = self._living.get(spec)
-            if sequence is None:
-                self.num_late_rows += 1
-                continue
-            if sequence.scheduled_at is None:
-                sequence.scheduled_at = now
-            end, message = None, ""
-            if row in errors:
-                end, message = SequenceEnd.ERROR, errors[row]
-            elif not is_sampled:
-                continue
-            else:
+        is_told = is_computed & work.is_sampled
+        slots = work.slots[is_told]
+        running.num_told[slots] += 1
+        running.last_token[slots] = token_ids[is_told]
+        is_full = running.num_told[work.slots] >= running.max_tokens[work.slots]
+        # A token of a sequence that has left its slot is told to whoever it is now.
+        is_plain = is_told & ~is_full
+        updates: list[SequenceUpdate] = []
+        living = [self._living.get(spec) for spec in work.specs]
+        rows = zip(living, token_ids.tolist(), is_plain.tolist(), strict=True)
+        for row, (sequence, token_id, is_plain_row) in enumerate(rows):
+            if (
+                is_plain_row
+                and sequence is not None
+                and token_id not in sequence.stop_ids
+                and sequence.scheduled_at is not None
+            ):
                 sequence.token_ids.append(token_id)
-                if not is_current_row:
-                    sequence.is_pending = False
-                end = sequence.end
-            if end is not None:
-                self.remove(sequence, is_complete=end is SequenceEnd.STOP)
-            said = () if message else (token_id,)
-            updates.append(
-                SequenceUpdate(
-                    spec.request_id,
-                    spec.choice,
-                    said,
-                    end,
-                    sequence.num_cached_tokens,
-                    sequence.scheduled_at,
-                    message,
-                )
-            )
+                updates.append(sequence.said(token_id))
+            elif sequence is None:
+                self.num_late_rows += 1
+            else:
+                if sequence.scheduled_at is None:
+                    sequence.scheduled_at = now
+                if row in errors or work.is_sampled[row]:
+                    if not is_current[row]:
+                        sequence.is_pending = False
+                    updates.append(self._told(sequence, token_id, errors.get(row)))
         return updates
+
+    def _told(self, sequence: Sequence, token_id: int, error: str | None) -> SequenceUpdate:
+        """Give a sequence its next token, or the reason why there is none, and end it if so."""
+        if error is not None:
+            self.remove(sequence)
+            return sequence.ended(SequenceEnd.ERROR, error)
+        sequence.token_ids.append(token_id)
+        end = sequence.end
+        if end is not None:
+            self.remove(sequence, is_complete=end is SequenceEnd.STOP)
+        return sequence.said(token_id, end)
 
     def check(self) -> None:
         """Running sequences alone hold blocks, and no sequence is kept twice."""
@@ -275,42 +273,19 @@ class Scheduler:
 
     # Dividing the step
 
-    def _prefill(self, slot: int) -> Prefill:
-        """A prompt's debt, after what others have computed of it already."""
-        running = self._running
-        num_known, start = int(running.num_known[slot]), int(running.num_scheduled[slot])
-        if start == running.num_computed[slot]:
-            table = running.table(slot)
-            num_attached = self._kv_cache.attach_prefix(table, start)
-            if num_attached != start:
-                self._note_attached(slot, start, num_attached)
-                start = num_attached
-        return Prefill(
-            slot, num_known - start, int(running.rank[slot]), bool(running.is_interactive[slot])
-        )
-
-    def _note_attached(self, slot: int, start: int, end: int) -> None:
-        running = self._running
-        running.num_scheduled[slot] = running.num_computed[slot] = end
-        running.see_blocks(slot)
-        sequence = running.sequence(slot)
-        if sequence.num_preemptions == 0:
-            hit = min(end, sequence.spec.num_prompt_tokens) - start
-            sequence.num_cached_tokens += max(0, hit)
-            self.num_cached_tokens += max(0, hit)
-
-    def _demand(self, decodes: Slots, prefills: list[Prefill]) -> StepDemand:
+    def _demand(self, decodes: Slots, prefills: Slots) -> StepDemand:
         running = self._running
         is_interactive = running.is_interactive[decodes]
         context = running.num_scheduled[decodes]
-        first = min(prefills, key=lambda p: (not p.is_interactive, p.rank), default=None)
+        owed = running.num_known[prefills] - running.num_scheduled[prefills]
+        first = prefills[np.argmin(running.rank[prefills])] if len(prefills) else None
         return StepDemand(
             interactive_decodes=int(is_interactive.sum()),
             interactive_context=float(context[is_interactive].sum()),
             batch_decodes=len(decodes) - int(is_interactive.sum()),
             batch_context=float(context[~is_interactive].sum()),
-            prefill_tokens=sum(prefill.owed for prefill in prefills),
-            prefill_context=float(running.num_scheduled[first.slot]) if first else 0.0,
+            prefill_tokens=int(owed.sum()),
+            prefill_context=0.0 if first is None else float(running.num_scheduled[first]),
             max_prefill_tokens=self._limits.max_num_batched_tokens - len(decodes),
         )
 
@@ -325,16 +300,52 @@ class Scheduler:
         running.last_served[decodes] = self._num_steps
         return decodes
 
-    def _chunks(self, prefills: list[Prefill]) -> dict[int, int]:
+    def _chunks(self, prefills: Slots) -> dict[int, int]:
         """Tokens by slot, for prompts that need not wait for a block that somebody computes."""
-        chunk_size = self._limits.chunk_size
-        ready = []
-        for prefill in sorted(prefills, key=lambda prefill: prefill.rank):
-            sequence = self._running.sequence(prefill.slot)
-            start = int(self._running.num_scheduled[prefill.slot])
-            if self._claims.try_claim(sequence, start, chunk_size):
-                ready.append(prefill)
-        return divide(ready, self._plan.prefill_tokens, chunk_size)
+        running, chunk_size = self._running, self._limits.chunk_size
+        budget = self._plan.prefill_tokens
+        owed = running.num_known[prefills] - running.num_scheduled[prefills]
+        is_batch = ~running.is_interactive[prefills]
+        order = service_order(owed, running.rank[prefills], is_batch, chunk_size, budget)
+        chunks: dict[int, int] = {}
+        num_looks = 0
+        for index, most in order:
+            if budget <= 0 or num_looks > MAX_LOOKS:
+                break
+            slot = int(prefills[index])
+            granted = chunks.get(slot, 0)
+            more = self._ready_tokens(slot, min(most, granted + budget)) - granted
+            if more > 0:
+                chunks[slot] = granted + more
+                budget -= more
+            else:
+                num_looks += 1
+        return chunks
+
+    def _ready_tokens(self, slot: int, most: int) -> int:
+        """How many tokens of a prompt can be computed now, at most `most`.
+
+        None while another sequence is computing the same: then those need not be computed.
+        """
+        running = self._running
+        start = int(running.num_scheduled[slot])
+        if start == running.num_computed[slot]:
+            num_attached = self._kv_cache.attach_prefix(running.table(slot), start)
+            if num_attached != start:
+                self._note_attached(slot, start, num_attached)
+                start = num_attached
+        count = min(most, int(running.num_known[slot]) - start)
+        return count if self._claims.try_claim(running.sequence(slot), start, count) else 0
+
+    def _note_attached(self, slot: int, start: int, end: int) -> None:
+        running = self._running
+        running.num_scheduled[slot] = running.num_computed[slot] = end
+        running.see_blocks(slot)
+        sequence = running.sequence(slot)
+        if sequence.num_preemptions == 0:
+            hit = min(end, sequence.spec.num_prompt_tokens) - start
+            sequence.num_cached_tokens += max(0, hit)
+            self.num_cached_tokens += max(0, hit)
 
     # Blocks
 
@@ -416,7 +427,7 @@ class Scheduler:
         width = self._kv_cache.blocks_for(int(ends.max())) if len(slots) else 0
         return SchedulerOutput(
             moves=self._kv_cache.take_moves(),
-            specs=tuple([running.sequence(slot).spec for slot in slots.tolist()]),
+            specs=tuple(running.specs[slots].tolist()),
             slots=slots,
             epochs=running.epoch[slots],
             starts=starts,

@@ -7,7 +7,7 @@ same to the scheduler: tokens that are known and have to get KV.
 from dataclasses import dataclass, field
 
 from engine.interface.generation_request import GenerationRequest, PriorityClass
-from engine.interface.sequence_update import SequenceEnd
+from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 from engine.kv_cache.prefix_chain import ChildKey, PrefixChain
 from engine.scheduling.scheduler_output import SequenceSpec
 
@@ -57,6 +57,30 @@ class Sequence:
         if len(token_ids) >= self.max_tokens:
             return SequenceEnd.LENGTH
         return None
+
+    def said(self, token_id: int, end: SequenceEnd | None = None) -> SequenceUpdate:
+        """The report of one more token."""
+        return SequenceUpdate(
+            self.spec.request_id,
+            self.spec.choice,
+            (token_id,),
+            end,
+            self.num_cached_tokens,
+            self.scheduled_at,
+        )
+
+    def ended(self, end: SequenceEnd, message: str = "") -> SequenceUpdate:
+        """The report of an end without a further token."""
+        spec = self.spec
+        return SequenceUpdate(
+            spec.request_id,
+            spec.choice,
+            (),
+            end,
+            self.num_cached_tokens,
+            self.scheduled_at,
+            message,
+        )
 
 
 def sequences_of(

@@ -1,9 +1,12 @@
 """Learns, while serving, how long a step takes from what it computes.
 
-    seconds = speed * (base + rows * num_rows + tokens * num_tokens
-                            + context * decode_context + pairs * prefill_pairs)
+    seconds = speed * (base + row * num_rows + token * num_tokens
+                            + context * decode_context + pair * prefill_pairs)
 
-Two clocks of learning. The five prices are fitted slowly, over the last hundreds of steps;
+A step with a chunk has a base of its own: a device that reads its weights while it computes
+hides the one behind the other, and no single line fits both kinds of step.
+
+Two clocks of learning. The six prices are fitted slowly, over the last hundreds of steps;
 `speed` follows the last few steps, because a machine that gets slower gets slower in
 everything, and at once. What a steady load cannot tell apart (a thousand steps of sixteen
 decodes say nothing about prefill) keeps the price that it had. No clock, no I/O.
@@ -17,6 +20,8 @@ from typing import NamedTuple
 FORGETTING = 0.99
 # Holds a price where it is unless the remembered steps, all together, say more than this share.
 DAMPING = 1e-3
+# The two bases are alike until the steps say otherwise, in the same measure.
+BASES_TIE = 3e-3
 # Sweeps of the fit per step. It starts where it ended, so that few are needed.
 SWEEPS = 2
 # `speed` closes this part of its distance to the median of the last steps: a lasting change is
@@ -33,9 +38,8 @@ SPEED_SHARE = 0.9
 MAX_SURPRISE = 2.0
 # Guesses to start from. Their sum is off by any factor until the first step; their proportions
 # are between those of a large accelerator and those of a small CPU.
-PRIOR_PRICES = (2e-3, 2e-5, 2e-5, 1e-8, 2e-9)
-
-Prices = tuple[float, float, float, float, float]
+PRIOR_PRICES = (2e-3, 2e-3, 2e-5, 2e-5, 1e-8, 2e-9)
+NUM_PRICES = len(PRIOR_PRICES)
 
 
 class StepShape(NamedTuple):
@@ -52,14 +56,29 @@ class StepShape(NamedTuple):
     prefill_pairs: float
 
 
+class Prices(NamedTuple):
+    """Seconds per thing; none is negative.
+
+    `base` is paid by a step of decodes alone and `chunk_base` by one with a chunk, then each
+    row, each token, each token of decode context, each prefill pair.
+    """
+
+    base: float
+    chunk_base: float
+    row: float
+    token: float
+    context: float
+    pair: float
+
+
 class StepTimeModel:
     """Predicts seconds from shapes; every observed step makes it a little better."""
 
     def __init__(self) -> None:
         self._num_observed = 0
         self._speed = 1.0
-        # In units of PRIOR_PRICES, so that all five are numbers of about the same size.
-        self._weights = [1.0] * 5
+        # In units of PRIOR_PRICES, so that all six are numbers of about the same size.
+        self._weights = [1.0] * NUM_PRICES
         # The remembered steps as normal equations. Each step counts by its relative error
         # (features and seconds are divided by the seconds): short steps matter as much as long.
         self._with_chunks = _Memory()
@@ -95,23 +114,31 @@ class StepTimeModel:
         return self._speed * _dot(self._weights, _features(shape))
 
     def prices(self) -> Prices:
-        """Seconds per step, row, token, decode context token and prefill pair; none negative."""
-        base, row, token, context, pair = (
-            self._speed * weight * prior
-            for weight, prior in zip(self._weights, PRIOR_PRICES, strict=True)
+        """What the machine charges at its present speed."""
+        speed = self._speed
+        return Prices._make(
+            [
+                speed * weight * prior
+                for weight, prior in zip(self._weights, PRIOR_PRICES, strict=True)
+            ]
         )
-        return base, row, token, context, pair
 
     def seconds_per_prefill_token(self, context: float) -> float:
         """What one more token of a chunk costs that reads `context` tokens of KV."""
-        _, _, token, _, pair = self.prices()
-        return token + pair * context
+        prices = self.prices()
+        return prices.token + prices.pair * context
 
     def _fit_prices(self) -> None:
         """Non-negative least squares by damped coordinate descent from the present prices."""
         weights = self._weights
         matrix, vector = self._with_chunks.plus(self._decodes_only)
-        damping = DAMPING * sum(matrix[i][i] for i in range(5))
+        known = sum(matrix[i][i] for i in range(NUM_PRICES))
+        damping = DAMPING * known
+        tie = BASES_TIE * known
+        matrix[0][0] += tie
+        matrix[1][1] += tie
+        matrix[0][1] -= tie
+        matrix[1][0] -= tie
         for _ in range(SWEEPS):
             for i, row in enumerate(matrix):
                 gradient = vector[i] - _dot(row, weights)
@@ -135,21 +162,13 @@ class _Memory:
     """Steps of one kind as normal equations; each step makes the earlier ones count less."""
 
     def __init__(self) -> None:
-        self._matrix = [[0.0] * 5 for _ in range(5)]
-        self._vector = [0.0] * 5
+        self._matrix = [[0.0] * NUM_PRICES for _ in range(NUM_PRICES)]
+        self._vector = [0.0] * NUM_PRICES
 
     def add(self, features: list[float]) -> None:
         """Remember a step, given its features divided by its seconds."""
-        a, b, c, d, e = features
-        for row, x in zip(self._matrix, features, strict=True):
-            v, w, y, z, u = row
-            row[:] = (
-                FORGETTING * v + x * a,
-                FORGETTING * w + x * b,
-                FORGETTING * y + x * c,
-                FORGETTING * z + x * d,
-                FORGETTING * u + x * e,
-            )
+        for row, at_row in zip(self._matrix, features, strict=True):
+            row[:] = [FORGETTING * old + at_row * at for old, at in zip(row, features, strict=True)]
         self._vector = [FORGETTING * old + x for old, x in zip(self._vector, features, strict=True)]
 
     def plus(self, other: "_Memory") -> tuple[list[list[float]], list[float]]:
@@ -161,9 +180,11 @@ class _Memory:
 
 
 def _features(shape: StepShape) -> list[float]:
-    base, row, token, context, pair = PRIOR_PRICES
+    base, chunk_base, row, token, context, pair = PRIOR_PRICES
+    has_chunk = shape.prefill_pairs > 0.0
     return [
-        base,
+        0.0 if has_chunk else base,
+        chunk_base if has_chunk else 0.0,
         row * shape.num_rows,
         token * shape.num_tokens,
         context * shape.decode_context,
@@ -172,6 +193,6 @@ def _features(shape: StepShape) -> list[float]:
 
 
 def _dot(left: list[float], right: list[float]) -> float:
-    a, b, c, d, e = left
-    v, w, x, y, z = right
-    return a * v + b * w + c * x + d * y + e * z
+    a, b, c, d, e, f = left
+    u, v, w, x, y, z = right
+    return a * u + b * v + c * w + d * x + e * y + f * z
