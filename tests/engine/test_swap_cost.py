@@ -30,7 +30,7 @@ class Machine:
         return float(self.move(num_blocks) * np.exp(rng.normal(0, self.sigma)) * slow)
 
 
-def regret(machines: list[Machine], seed: int, reuse: float = 1.0, each: int = 400) -> float:
+def regret(machines: list[Machine], seed: int, reuse: float = 1.0, each: int = 500) -> float:
     """What the decisions cost beyond those of an oracle, as a share; one machine after another."""
     rng = np.random.default_rng(seed)
     cost = SwapCost()
