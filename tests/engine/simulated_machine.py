@@ -4,9 +4,8 @@ from random import Random
 
 from engine.scheduling.step_time_model import Prices, StepShape
 
-# Seconds per step, row, token, decode context token and prefill pair.
-GPU: Prices = (1e-3, 0.0, 20e-6, 30e-9, 1.5e-9)
-CPU: Prices = (20e-3, 0.0, 1.5e-3, 2e-6, 1e-6)
+GPU = Prices(base=1e-3, chunk_base=1e-3, row=0.0, token=20e-6, context=30e-9, pair=1.5e-9)
+CPU = Prices(base=20e-3, chunk_base=20e-3, row=0.0, token=1.5e-3, context=2e-6, pair=1e-6)
 
 
 class SimulatedMachine:
@@ -20,13 +19,13 @@ class SimulatedMachine:
         self._random = Random(seed)
 
     def true_seconds(self, shape: StepShape) -> float:
-        base, row, token, context, pair = self.prices
+        prices = self.prices
         return self.slowdown * (
-            base
-            + row * shape.num_rows
-            + token * shape.num_tokens
-            + context * shape.decode_context
-            + pair * shape.prefill_pairs
+            (prices.chunk_base if shape.prefill_pairs > 0.0 else prices.base)
+            + prices.row * shape.num_rows
+            + prices.token * shape.num_tokens
+            + prices.context * shape.decode_context
+            + prices.pair * shape.prefill_pairs
         )
 
     def measured_seconds(self, shape: StepShape) -> float:

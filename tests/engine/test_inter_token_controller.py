@@ -1,5 +1,6 @@
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -138,7 +139,8 @@ def test_the_chunk_gives_way_first_then_batch_decodes_and_readers_never(
         for batch in (0, 4, 8, 1000, 100_000)
     ]
     tokens = [plan.prefill_tokens for plan in plans]
-    assert tokens == sorted(tokens, reverse=True)
+    # A fraction carried from the step before may make one token of difference.
+    assert all(later <= earlier + 1 for earlier, later in pairwise(tokens))
     assert tokens[-1] > 0
     assert [plan.batch_decodes for plan in plans[:3]] == [0, 4, 8]
     assert 8 < plans[-1].batch_decodes < 100_000
@@ -217,7 +219,7 @@ def test_the_state_tells_what_was_planned_and_measured() -> None:
     assert state.predicted_s == pytest.approx(AIM * 0.040, rel=0.01)
     assert state.measured_s == pytest.approx(AIM * 0.040, rel=0.05)
     assert state.effective_target_s == state.target_s == 0.040
-    assert len(state.prices) == 5
+    assert state.prices.token == pytest.approx(GPU.token, rel=0.2)
 
 
 def test_a_time_that_no_clock_should_tell_changes_no_metric() -> None:
