@@ -95,7 +95,7 @@ class Schedules(RuleBasedStateMachine):
 
 
 TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=120, stateful_step_count=24, deadline=None)
+TestSchedules.settings = settings(max_examples=80, stateful_step_count=24, deadline=None)
 
 
 def test_hundreds_of_random_schedules_give_the_same_words_and_meet_every_hazard() -> None:

@@ -33,7 +33,7 @@ def build(predictor: str = "safe", **sizes: int) -> tuple[Engine, HashRunner]:
             "chunk_size": 8,
             "max_num_seqs": 8,
         }
-        | sizes  # type: ignore[arg-type] # one of the settings is no int, and none of these
+        | sizes
     )
     runner = HashRunner(settings.num_blocks, settings.block_size, settings.num_host_blocks)
     engine = Engine(
