@@ -132,7 +132,7 @@ class StepTimeModel:
         return prices.token + prices.pair * context
 
     def _fit_prices(self) -> None:
-        """Least squares without negative prices, by damped coordinate descent from the present prices."""
+        """Bounded least squares by damped coordinate descent from the present prices."""
         weights = self._weights
         matrix, vector = self._with_chunks.plus(self._decodes_only)
         known = sum(matrix[i][i] for i in range(NUM_PRICES))
