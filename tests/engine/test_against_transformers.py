@@ -13,6 +13,8 @@ from tests.engine.oracle import (
     write_tiny_llama,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_TOKENS = 24
 
 

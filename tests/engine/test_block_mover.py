@@ -10,6 +10,8 @@ from engine.execution.block_mover import BlockMover
 from engine.interface.block_move import BlockMove
 from tests.engine.steps import copy, load, offload
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS = 3, 4, 10, 3, 7, 5
 
 

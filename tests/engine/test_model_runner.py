@@ -18,6 +18,8 @@ from tests.engine.oracle import small_engine, write_tiny_llama
 from tests.engine.orders import Transcript, greedy, order, run_to_end
 from tests.engine.steps import Row, copy, spec, step
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 POISON = 259
 
 

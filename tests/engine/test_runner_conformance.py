@@ -19,6 +19,8 @@ from tests.engine.hash_runner import HashRunner
 from tests.engine.oracle import write_tiny_llama
 from tests.engine.steps import Row, copy, load, offload, spec, step
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS = 4, 24, 6
 COUNT = 6
 A, B = (11, 12, 13, 14, 15, 16, 17, 18, 19), (21, 22, 23, 24, 25, 26, 27)

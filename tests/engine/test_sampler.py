@@ -11,6 +11,8 @@ from engine.execution.sampler import sample
 from engine.interface.sampling_params import SamplingParams
 from engine.scheduling.scheduler_output import SequenceSpec
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCAB_SIZE = 3001
 EOS = 5
 
