@@ -224,7 +224,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A consistent picture; call it from the thread that steps."""
         kv_cache, scheduler = self._kv_cache, self._scheduler
-        num_unpromised = kv_cache.num_blocks - kv_cache.num_projected_blocks
+        num_unpromised = kv_cache.num_blocks - scheduler.num_projected_blocks
         return EngineStats(
             kv_blocks_free=kv_cache.num_free_blocks,
             kv_blocks_total=kv_cache.num_blocks,

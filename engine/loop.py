@@ -22,6 +22,8 @@ from engine.step_watchdog import Verdict
 
 # How often a thread that waits for room looks whether it was told to stop.
 _POLL_S = 0.05
+# An engine that has been idle for this long goes through its books once.
+CHECK_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +152,18 @@ class EngineLoop:
         """Obey all commands that are there; sleep for one when there is nothing else to do."""
         refusals: list[SequenceUpdate] = []
         if not self._engine.has_work:
-            self._engine.check()
-            refusals += self._obey(self._commands.get())
+            refusals += self._obey(self._wait_for_command())
         # Bounded, so that a flood of commands cannot keep the running sequences waiting.
         for _ in range(self._commands.qsize()):
             refusals += self._obey(self._commands.get_nowait())
         return refusals
+
+    def _wait_for_command(self) -> _Command:
+        try:
+            return self._commands.get(timeout=CHECK_AFTER_S)
+        except queue.Empty:
+            self._engine.check()
+            return self._commands.get()
 
     def _obey(self, command: _Command) -> list[SequenceUpdate]:
         if isinstance(command, _Cancel):

@@ -25,15 +25,6 @@ class BlockTable:
     tail: CachedBlock | None = None
     num_seen: int = 0
 
-    @property
-    def num_missing_blocks(self) -> int:
-        """Projected blocks that the table does not have yet."""
-        return max(0, self.num_projected_blocks - len(self.blocks))
-
-    def append(self, block: int) -> None:
-        """The next tokens lie in this block."""
-        self.blocks.append(block)
-
     def replace(self, index: int, block: int) -> None:
         """Another block holds the same KV."""
         self.blocks[index] = block

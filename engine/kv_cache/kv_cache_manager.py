@@ -1,10 +1,10 @@
 """Owns the KV cache's books: who holds which block, what may be used again, what comes next.
 
-Admission counts *projected* use: the blocks held plus those that the running sequences are
-expected to need still. A projection can be wrong, so growth may find no block; whom to stop
-then is the scheduler's decision. What a sequence leaves behind stays in the prefix tree until
-its blocks are needed, and then moves to the host where that is cheaper than computing it again.
-A sequence that was stopped finds its own KV like any other prefix.
+Admission counts *projected* use: the most blocks that the running sequences will hold at once
+if each ends where it is expected to. A projection can be wrong, so growth may find no block;
+whom to stop then is the scheduler's decision. What a sequence leaves behind stays in the prefix
+tree until its blocks are needed, and then moves to the host where that is cheaper than computing
+it again. A sequence that was stopped finds its own KV like any other prefix.
 """
 
 from collections.abc import Iterable
@@ -17,6 +17,7 @@ from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.idle_blocks import IdleBlocks
 from engine.kv_cache.prefix_chain import PrefixChain
 from engine.kv_cache.prefix_tree import PrefixTree
+from engine.kv_cache.projected_peak import Growth, projected_peak
 from engine.kv_cache.swap_cost import SwapCost
 
 
@@ -40,7 +41,7 @@ class KVCacheManager:
         self._host = HostTier(num_host_blocks)
         self._tree = PrefixTree()
         self._tables: set[BlockTable] = set()
-        self._num_missing_blocks = 0
+        self._num_table_blocks = 0
         self._num_guaranteed_blocks = 0
         self._moves: list[BlockMove] = []
 
@@ -59,11 +60,6 @@ class KVCacheManager:
         """Host blocks with nothing in them."""
         return self._host.num_free
 
-    @property
-    def num_projected_blocks(self) -> int:
-        """Blocks held, and those that the running sequences are expected to need still."""
-        return self._pool.num_held + self._num_missing_blocks
-
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that this many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)
@@ -72,16 +68,18 @@ class KVCacheManager:
         """Whether a sequence of this length fits into an empty cache."""
         return self.blocks_for(num_tokens) <= self.num_blocks
 
-    def has_room(self, prefix: PrefixChain, num_tokens: int, ceiling: int) -> bool:
+    def projected_blocks(self, growth: Growth) -> int:
+        """The most blocks that sequences which grow like this will hold at once."""
+        return projected_peak(growth.held, growth.missing) - self._num_shared_blocks
+
+    def has_room(self, prefix: PrefixChain, num_tokens: int, ceiling: int, growth: Growth) -> bool:
         """Whether a sequence expected to come to `num_tokens` keeps the projection in bounds.
 
         Blocks that running sequences hold already and this one can share are not counted twice.
         """
-        room = ceiling - self.num_projected_blocks
-        needed = self.blocks_for(num_tokens)
-        if needed <= room:
-            return True
-        return room > 0 and needed - self._num_held_in_common(prefix) <= room
+        held = self.blocks_for(len(prefix.token_ids))
+        excess = self.projected_blocks(growth.plus(held, self.blocks_for(num_tokens))) - ceiling
+        return excess <= 0 or (excess < held and excess <= self._num_held_in_common(prefix))
 
     def can_guarantee(self, num_tokens: int) -> bool:
         """Whether this many tokens fit beside all that is guaranteed already."""
@@ -91,7 +89,6 @@ class KVCacheManager:
         """An empty table for a sequence expected (or guaranteed) to come to `num_tokens`."""
         table = BlockTable(prefix, self.blocks_for(num_tokens), is_guaranteed)
         self._tables.add(table)
-        self._num_missing_blocks += table.num_missing_blocks
         if is_guaranteed:
             self._num_guaranteed_blocks += table.num_projected_blocks
         return table
@@ -99,9 +96,7 @@ class KVCacheManager:
     def project(self, table: BlockTable, num_tokens: int) -> None:
         """Correct what the sequence is expected to come to."""
         assert not table.is_guaranteed, "a guarantee is not a guess to be corrected"
-        before = table.num_missing_blocks
         table.num_projected_blocks = self.blocks_for(num_tokens)
-        self._num_missing_blocks += table.num_missing_blocks - before
 
     def attach_prefix(self, table: BlockTable, num_tokens: int) -> int:
         """Let a table that covers `num_tokens` computed tokens go on with KV that exists.
@@ -119,20 +114,19 @@ class KVCacheManager:
             node = self._tree.find(self._last(table), prefix.key(index), prefix.tokens(index))
             if node is None or not self._hold(node):
                 break
-            self._append(table, node)
+            self._append(table, _block_of(node))
             table.cached.append(node)
             num_tokens += size
         return num_tokens + self._copy_partial(table, num_tokens, limit)
 
     def try_grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Let the table cover `num_tokens` tokens. False if blocks ran out: it got the rest."""
-        num_wanted = self.blocks_for(num_tokens) - len(table.blocks)
-        self._num_missing_blocks -= table.num_missing_blocks
-        while num_wanted > 0 and (block := self._try_take()) is not None:
-            table.append(block)
-            num_wanted -= 1
-        self._num_missing_blocks += table.num_missing_blocks
-        return num_wanted <= 0
+        while len(table.blocks) * self.block_size < num_tokens:
+            block = self._try_take()
+            if block is None:
+                return False
+            self._append(table, block)
+        return True
 
     def record(self, table: BlockTable, num_tokens: int, *, offers_tail: bool = False) -> None:
         """The KV of the first `num_tokens` tokens is computed: full blocks may be shared now.
@@ -156,7 +150,7 @@ class KVCacheManager:
         # Which blocks are shared decides nothing any more; what the last one holds does.
         if full == num_tokens // size and num_tokens % size:
             self._offer_tail(table, num_tokens)
-        self._num_missing_blocks -= table.num_missing_blocks
+        self._num_table_blocks -= len(table.blocks)
         if table.is_guaranteed:
             self._num_guaranteed_blocks -= table.num_projected_blocks
         self._tables.remove(table)
@@ -197,7 +191,7 @@ class KVCacheManager:
         )
         for table in tables:
             self._check_table(table)
-        assert self._num_missing_blocks == sum(t.num_missing_blocks for t in tables)
+        assert self._num_table_blocks == len(held)
         guaranteed = [t.num_projected_blocks for t in tables if t.is_guaranteed]
         assert self._num_guaranteed_blocks == sum(guaranteed) <= self.num_blocks
 
@@ -229,10 +223,14 @@ class KVCacheManager:
             parent = node
         return count
 
-    def _append(self, table: BlockTable, block: CachedBlock | int) -> None:
-        self._num_missing_blocks -= table.num_missing_blocks
-        table.append(block if isinstance(block, int) else _block_of(block))
-        self._num_missing_blocks += table.num_missing_blocks
+    @property
+    def _num_shared_blocks(self) -> int:
+        """How much larger the tables are than what they hold together."""
+        return self._num_table_blocks - self._pool.num_held
+
+    def _append(self, table: BlockTable, block: int) -> None:
+        table.blocks.append(block)
+        self._num_table_blocks += 1
 
     def _hold(self, node: CachedBlock) -> bool:
         """Add a holder, fetching the block from the host if need be; False if there is no room."""

@@ -5,8 +5,22 @@ together: whoever ends early gives its blocks back while the others still grow. 
 pace, so the most is held at the moment before one of them ends.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Growth(NamedTuple):
+    """What some sequences hold, in blocks, and how many more each is expected to need."""
+
+    held: NDArray[np.int64]
+    missing: NDArray[np.int64]
+
+    def plus(self, held: int, final: int) -> "Growth":
+        """The same with one more, which holds `held` and is expected to come to `final`."""
+        missing = max(0, final - held)
+        return Growth(np.append(self.held, held), np.append(self.missing, missing))
 
 
 def projected_peak(held: NDArray[np.int64], missing: NDArray[np.int64]) -> int:

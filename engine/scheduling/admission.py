@@ -10,6 +10,7 @@ from typing import Protocol
 
 from engine.kv_cache.block_table import BlockTable
 from engine.kv_cache.kv_cache_manager import KVCacheManager
+from engine.kv_cache.projected_peak import Growth
 from engine.scheduling.sequence import Sequence
 
 # No sequence loses its place more often than this.
@@ -41,19 +42,18 @@ class Admission:
         """Blocks have run out: nobody joins until there is some distance to that again."""
         self._is_short = True
 
-    def may_join(self, sequence: Sequence, *, num_running: int, num_to_go: int = 0) -> bool:
-        """Whether the sequence may join now, or could if `num_to_go` more blocks were free."""
+    def may_join(self, sequence: Sequence, running: Growth) -> bool:
+        """Whether the sequence may join those that are running."""
         kv_cache = self._kv_cache
         if must_be_guaranteed(sequence) and not kv_cache.can_guarantee(sequence.max_tokens):
             return False
-        if num_running == 0:
+        if not len(running.held):
             return True
-        num_blocks = kv_cache.num_blocks
-        if self._is_short and kv_cache.num_projected_blocks <= int(LOW_WATERMARK * num_blocks):
+        low = int(LOW_WATERMARK * kv_cache.num_blocks)
+        if self._is_short and kv_cache.projected_blocks(running) <= low:
             self._is_short = False
-        ceiling = int((LOW_WATERMARK if self._is_short else HIGH_WATERMARK) * num_blocks)
-        expected = self.expected_tokens(sequence)
-        return kv_cache.has_room(sequence.prefix, expected, ceiling + num_to_go)
+        ceiling = low if self._is_short else int(HIGH_WATERMARK * kv_cache.num_blocks)
+        return kv_cache.has_room(sequence.prefix, self.expected_tokens(sequence), ceiling, running)
 
     def open(self, sequence: Sequence) -> BlockTable:
         """The block table of a sequence that joins."""

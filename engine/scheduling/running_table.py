@@ -5,8 +5,10 @@ What a step asks of every sequence is asked of whole arrays; only what happens t
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.kv_cache.block_table import BlockTable
+from engine.kv_cache.projected_peak import Growth
 from engine.scheduling.sequence import Sequence
 
 # Added to the order of a batch-class sequence: it ranks behind every interactive one.
@@ -33,6 +35,7 @@ class RunningTable:
         self.num_scheduled = np.zeros(num_slots, np.int64)
         self.num_computed = np.zeros(num_slots, np.int64)
         self.capacity = np.zeros(num_slots, np.int64)
+        self.num_projected_blocks = np.zeros(num_slots, np.int64)
         self.max_tokens = np.zeros(num_slots, np.int64)
         self.last_token = np.zeros(num_slots, np.int64)
         self.last_served = np.zeros(num_slots, np.int64)
@@ -90,12 +93,19 @@ class RunningTable:
         self.num_prompt_tokens[slot] = sequence.spec.num_prompt_tokens
         self.num_known[slot] = self.num_told[slot] = len(sequence.token_ids)
         self.num_scheduled[slot] = self.num_computed[slot] = self.capacity[slot] = 0
+        self.num_projected_blocks[slot] = table.num_projected_blocks
         self.max_tokens[slot] = sequence.max_tokens
         self.last_token[slot] = sequence.token_ids[-1]
         self.last_served[slot] = -1
         behind = 0 if sequence.is_interactive else _BEHIND_ALL_INTERACTIVE
         self.rank[slot] = sequence.order + behind
         return slot
+
+    def growth(self, slots: NDArray[np.int64]) -> Growth:
+        """What the sequences in these slots hold, and what they are expected to need."""
+        size = self._block_size
+        held = np.maximum(self.capacity[slots] // size, -(-self.num_known[slots] // size))
+        return Growth(held, np.maximum(0, self.num_projected_blocks[slots] - held))
 
     def leave(self, slot: int) -> BlockTable:
         """Free the slot; returns the block table, for somebody to close."""
@@ -118,6 +128,7 @@ class RunningTable:
         self.block_tables[slot, seen : len(blocks)] = blocks[seen:]
         table.num_seen = len(blocks)
         self.capacity[slot] = len(blocks) * self._block_size
+        self.num_projected_blocks[slot] = table.num_projected_blocks
 
     def check(self) -> None:
         """The arrays say what the sequences and tables say."""

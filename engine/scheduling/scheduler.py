@@ -89,6 +89,12 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_projected_blocks(self) -> int:
+        """The most blocks that the running sequences are expected to hold at once."""
+        running = self._running
+        return self._kv_cache.projected_blocks(running.growth(np.flatnonzero(running.is_used)))
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that have not joined yet, or have lost their place."""
         return len(self._interactive) + len(self._batch)
@@ -233,24 +239,20 @@ class Scheduler:
         self._queue_of(sequence).remove(sequence)
         self._running.join(sequence, self._admission.open(sequence))
 
-    def _may_join(self, sequence: Sequence, num_to_go: int = 0) -> bool:
-        return self._running.num_free > 0 and self._admission.may_join(
-            sequence, num_running=self.num_running, num_to_go=num_to_go
-        )
+    def _may_join(self, sequence: Sequence) -> bool:
+        running = self._running
+        growth = running.growth(np.flatnonzero(running.is_used))
+        return running.num_free > 0 and self._admission.may_join(sequence, growth)
 
     def _make_way_for(self, sequence: Sequence) -> bool:
         """Stop batch-class sequences for an interactive one, if that is enough to let it join."""
         running = self._running
         is_victim = running.is_used & ~running.is_interactive & ~running.is_guaranteed
         victims = np.flatnonzero(is_victim)
-        victims = victims[np.argsort(-running.rank[victims])].tolist()
-        tables = [running.table(slot) for slot in victims]
-        num_to_go = sum(len(table.blocks) + table.num_missing_blocks for table in tables)
-        if not victims or not self._admission.may_join(
-            sequence, num_running=self.num_running, num_to_go=num_to_go
-        ):
+        others = running.growth(np.flatnonzero(running.is_used & ~is_victim))
+        if not len(victims) or not self._admission.may_join(sequence, others):
             return False
-        for slot in victims:
+        for slot in victims[np.argsort(-running.rank[victims])].tolist():
             self._preempt(slot)
             if self._may_join(sequence):
                 return True
