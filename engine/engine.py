@@ -221,6 +221,10 @@ class Engine:
         num_prompt_tokens = request.num_prompt_tokens * sampling.n
         return num_prompt_tokens + request.num_choices * expected
 
+    def expected_output(self, cache_scope: str) -> int:
+        """Tokens that an output without a limit is expected to come to. Any thread may ask."""
+        return self._predictor.expected_output(cache_scope, 0, self._limits.max_model_len)
+
     def stats(self) -> EngineStats:
         """A consistent picture; call it from the thread that steps."""
         kv_cache, scheduler = self._kv_cache, self._scheduler

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.engine import Engine, EngineSettings
+from engine.execution.execution import Execution, InlineExecution
 from engine.execution.model_runner import ModelRunner
+from engine.execution.runner import Runner
 from engine.models.loader import load_decoder
 
 
@@ -21,12 +23,13 @@ def engine_from_folder(
     settings: EngineSettings | None = None,
     *,
     dtype: str = "bfloat16",
+    execution: Callable[[Runner], Execution] = InlineExecution,
     clock: Callable[[], float] = time.time,
-    monotonic: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """Load config.json and safetensors from a folder; raises UnsupportedModel by name.
 
-    `dtype` is "bfloat16" or "float32"; `clock` is the clock of `request.deadline_at`.
+    `dtype` is "bfloat16" or "float32"; `execution` says where steps are computed, by default in
+    the caller's thread; `clock` is the clock of `request.deadline_at`.
     """
     settings = settings or EngineSettings()
     runner = ModelRunner(
@@ -35,4 +38,4 @@ def engine_from_folder(
         settings.block_size,
         settings.num_host_blocks,
     )
-    return Engine(runner, settings, clock=clock, monotonic=monotonic)
+    return Engine(runner, settings, execution=execution(runner), clock=clock)

@@ -124,6 +124,10 @@ class EngineLoop:
         """KV slots a request is expected to come to, over all choices. Any thread may call it."""
         return self._engine.expected_tokens(request)
 
+    def expected_output(self, cache_scope: str) -> int:
+        """Tokens that an output without a limit is expected to come to. Any thread may call it."""
+        return self._engine.expected_output(cache_scope)
+
     def _try_put(self, command: _Command) -> bool:
         try:
             self._commands.put_nowait(command)
