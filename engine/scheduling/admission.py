@@ -16,7 +16,7 @@ from engine.scheduling.sequence import Sequence
 # No sequence loses its place more often than this.
 MAX_PREEMPTIONS = 3
 # Parts of the pool that projections may fill: as a rule, and until a shortage is over.
-HIGH_WATERMARK = 0.98
+HIGH_WATERMARK = 0.95
 LOW_WATERMARK = 0.90
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 # The share of sequences that should end within their first projection. Admission looks at many
 # sequences together, so the errors of single ones even out: a higher quantile leaves blocks
 # idle, a lower one trusts in luck. `benchmarks.kv_admission` shows what it comes to.
-QUANTILE = 0.65
+QUANTILE = 0.8
 
 # A sequence counts half after 44 later ones of its scope: 64 remembered ones in all.
 MEMORY = 64.0

@@ -269,6 +269,10 @@ class Scheduler:
         assert not must_be_guaranteed(sequence), "a guaranteed sequence loses its place"
         sequence.is_pending = bool(self._running.num_known[slot] > self._running.num_told[slot])
         self._leave(sequence, is_preempted=True)
+        if sequence.scheduled_at is None:
+            # Nothing was computed with what it found, so it has found nothing.
+            self.num_cached_tokens -= sequence.num_cached_tokens
+            sequence.num_cached_tokens = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._queue_of(sequence).put_back(sequence)
@@ -344,10 +348,10 @@ class Scheduler:
         running.num_scheduled[slot] = running.num_computed[slot] = end
         running.see_blocks(slot)
         sequence = running.sequence(slot)
-        if sequence.num_preemptions == 0:
-            hit = min(end, sequence.spec.num_prompt_tokens) - start
-            sequence.num_cached_tokens += max(0, hit)
-            self.num_cached_tokens += max(0, hit)
+        if sequence.num_preemptions == 0 or sequence.scheduled_at is None:
+            hit = max(0, min(end, sequence.spec.num_prompt_tokens) - start)
+            sequence.num_cached_tokens += hit
+            self.num_cached_tokens += hit
 
     # Blocks
 
