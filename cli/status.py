@@ -62,7 +62,7 @@ def row_of(snapshot: ReplicaSnapshot) -> tuple[str, ...]:
         str(snapshot.num_waiting),
         f"{snapshot.kv_blocks_free} of {snapshot.kv_blocks_total}",
         str(snapshot.tokens_total),
-        str(snapshot.prefix_hit_tokens_total),
+        str(snapshot.cached_tokens_total),
         str(snapshot.preemptions_total),
         _pace(snapshot),
     )

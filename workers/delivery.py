@@ -66,7 +66,8 @@ class Delivery:
         self._scheduled_at: float | None = None
         self._first_token_at: float | None = None
         self._last_token_at: float | None = None
-        self._cached_tokens: dict[int, int] = {}
+        # Of each prompt: when its first choice was computed, which one it was, and its hit.
+        self._prompt_hits: dict[int, tuple[float, int, int]] = {}
         self._choices = [
             _Choice(Detokenizer(tokenizer), StopMatcher(self.request.sampling.stop))
             for _ in range(self.request.num_choices)
@@ -131,7 +132,7 @@ class Delivery:
         usage = Usage(
             prompt_tokens=self.request.num_prompt_tokens if is_started else 0,
             completion_tokens=self._offset,
-            cached_tokens=sum(self._cached_tokens.values()),
+            cached_tokens=sum(hit for _, _, hit in self._prompt_hits.values()),
         )
         return Settlement(
             request_id=self.request.request_id,
@@ -208,9 +209,10 @@ class Delivery:
         if update.scheduled_at is not None:
             earliest = self._scheduled_at or update.scheduled_at
             self._scheduled_at = min(earliest, update.scheduled_at)
-        if update.choice % self.request.sampling.n == 0:
+            # The other choices share what the first one has just computed, which is no hit.
             prompt = update.choice // self.request.sampling.n
-            self._cached_tokens[prompt] = update.num_cached_tokens
+            hit = (update.scheduled_at, update.choice, update.num_cached_tokens)
+            self._prompt_hits[prompt] = min(hit, self._prompt_hits.get(prompt, hit))
         if update.token_ids:
             self._first_token_at = self._first_token_at or now
             self._last_token_at = now

@@ -1,31 +1,49 @@
 """The requests that a replica has, from their assignment until they are handed to settlement.
 
 Three threads meet here: the inbox adds, the publisher looks up and removes, the heartbeat reads
-the load. The projection of a request counts from the moment it is assigned, so that a snapshot
-never promises room that an order on its way already needs.
+the load. A request counts from the moment it is assigned, so that a snapshot never promises room
+that an order on its way already needs. It counts as the engine counts it: what it is expected to
+need, not what it might.
 """
 
 import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.interface.generation_request import GenerationRequest
 from workers.delivery import Delivery
+
+# Scopes whose requests came last. Each takes some 70 bytes of every snapshot.
+MAX_SCOPES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TableLoad:
-    """What the requests here may come to need, and the last order that is counted."""
+    """What is here, and the last order that is counted.
 
-    kv_tokens: int
+    `unjoined_kv_tokens` is what those sequences are expected to need that do not run yet; what
+    the others do, the engine knows best.
+    """
+
+    unjoined_kv_tokens: int
     num_sequences: int
     last_order: str
 
 
 class DeliveryTable:
-    """Deliveries by request id, with the load they stand for."""
+    """Deliveries by request id, with the load they stand for.
 
-    def __init__(self, block_size: int) -> None:
+    `expected_tokens` says how many KV tokens a request is expected to need, over all choices.
+    """
+
+    def __init__(
+        self, block_size: int, expected_tokens: Callable[[GenerationRequest], int]
+    ) -> None:
         self._block_size = block_size
+        self._expected_tokens = expected_tokens
         self._deliveries: dict[str, Delivery] = {}
+        self._scopes: OrderedDict[str, None] = OrderedDict()
         self._last_order = "0-0"
         self._lock = threading.Lock()
         self._is_empty = threading.Condition(self._lock)
@@ -39,6 +57,10 @@ class DeliveryTable:
             if delivery.request.request_id in self._deliveries:
                 return False
             self._deliveries[delivery.request.request_id] = delivery
+            self._scopes[delivery.request.cache_scope] = None
+            self._scopes.move_to_end(delivery.request.cache_scope)
+            if len(self._scopes) > MAX_SCOPES:
+                self._scopes.popitem(last=False)
             return True
 
     def get(self, request_id: str) -> Delivery | None:
@@ -67,12 +89,33 @@ class DeliveryTable:
         with self._lock:
             return self._is_empty.wait_for(lambda: not self._deliveries, timeout_s)
 
-    def load(self) -> TableLoad:
-        """Projected KV tokens, in whole blocks, and sequences of everything here."""
+    def recent_scopes(self) -> tuple[str, ...]:
+        """The cache scopes of the latest requests, each once."""
+        with self._lock:
+            return tuple(self._scopes)
+
+    def load(self, num_running: int) -> TableLoad:
+        """What is here while the engine runs `num_running` sequences: the oldest, as a rule."""
         with self._lock:
             requests = [delivery.request for delivery in self._deliveries.values()]
             last_order = self._last_order
         num_sequences = sum(request.num_choices for request in requests)
-        kv_tokens = sum(request.max_kv_tokens for request in requests)
-        # Each sequence may leave its last block partly empty.
-        return TableLoad(kv_tokens + num_sequences * self._block_size, num_sequences, last_order)
+        num_unjoined = num_sequences - num_running
+        kv_tokens = 0
+        for request in reversed(requests):
+            if num_unjoined <= 0:
+                break
+            num_unjoined -= request.num_choices
+            # Each sequence may leave its last block partly empty.
+            kv_tokens += self._expected_tokens(request) + request.num_choices * self._block_size
+        return TableLoad(kv_tokens, num_sequences, last_order)
+
+
+def kv_tokens_free(num_slots: int, load: TableLoad, projected_free_tokens: int) -> int:
+    """KV tokens that a replica may promise to others: all of them only if it is idle.
+
+    `projected_free_tokens` is what the engine expects the running sequences to leave.
+    """
+    if load.num_sequences == 0:
+        return num_slots
+    return max(0, projected_free_tokens - load.unjoined_kv_tokens)

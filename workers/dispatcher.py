@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from control.database.connection import connect as connect_database
 from control.metering.ending import end_request
 from control.registry.store import load_registry
-from control.routing.placement import Load, Placement, place
+from control.routing.placement import Load, Placement, expected_kv_tokens, is_hopeless, place
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.snapshot_store import read_snapshots
 from control.routing.waiting_requests import WaitingRequests
@@ -128,10 +128,11 @@ class Dispatcher:
 
     def _expire(self) -> None:
         for entry in self._waiting.expired(self._clock.now()):
-            self._waiting.discard(entry.request_id)
-            end_request(
-                self._client, self._database, self._keys, entry.request_id, "deadline_exceeded"
-            )
+            self._end(entry, "deadline_exceeded")
+
+    def _end(self, entry: QueueEntry, error: str) -> None:
+        self._waiting.discard(entry.request_id)
+        end_request(self._client, self._database, self._keys, entry.request_id, error)
 
     def _place_all(self) -> None:
         """Place from the head on until one does not fit, even by the newest snapshots."""
@@ -141,7 +142,10 @@ class Dispatcher:
             if placement is None and not is_fresh:
                 self._refresh_snapshots(0.0)
                 placement = self._place(entry)
-            if placement is None or not self._assign(entry, placement):
+            if placement is None and is_hopeless(entry, self._snapshots.values()):
+                log.error("request %s fits the KV pool of no replica", entry.request_id)
+                self._end(entry, "internal_error")
+            elif placement is None or not self._assign(entry, placement):
                 return
 
     def _place(self, entry: QueueEntry) -> Placement | None:
@@ -182,7 +186,7 @@ class Dispatcher:
             orders = [o for o in self._orders.get(replica_id, []) if o[0] > counted]
             self._orders[replica_id] = orders
             loads[replica_id] = Load(
-                sum(entry.max_kv_tokens for _, entry in orders),
+                sum(expected_kv_tokens(entry, snapshot) for _, entry in orders),
                 sum(entry.num_sequences for _, entry in orders),
             )
         return loads

@@ -7,6 +7,7 @@ The heartbeat runs on the main thread. A replica whose threads do not all live e
 requests are then placed elsewhere and go on from their logs.
 """
 
+import gc
 import json
 import logging
 import secrets
@@ -31,6 +32,7 @@ from control.streams.connection import connect
 from control.streams.functions import invoke, requeue
 from control.streams.keys import ModelKeys
 from engine.engine import Engine, EngineSettings
+from engine.execution.execution import ThreadedExecution
 from engine.execution.runner import ModelLimits
 from engine.execution.scripted_runner import ScriptedRunner
 from engine.from_folder import engine_from_folder
@@ -38,7 +40,7 @@ from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
 from engine.loop import EngineLoop
 from engine.text.tokenizer import Tokenizer
-from workers.delivery_table import DeliveryTable
+from workers.delivery_table import DeliveryTable, kv_tokens_free
 from workers.inbox import Inbox
 from workers.process import start_logging, stop_event
 from workers.publisher import Publisher
@@ -47,10 +49,13 @@ from workers.retrying import retry_until_done
 from workers.scripted_model import is_scripted
 from workers.settings import ReplicaSettings
 from workers.settler import Settler
+from workers.stall_watch import StallWatch
 
 HEARTBEAT_S = 0.25
 LEAST_HEARTBEAT_S = 0.02
 STOP_LIMIT_S = 10.0
+# Of requests of nobody that the engine knows.
+NO_SCOPE = ""
 SETTLE_LIMIT_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -73,7 +78,9 @@ class Replica:
         self._keys = ModelKeys(identity.model)
         self._loop = EngineLoop(engine[0])
         self._settings = engine[0].settings
-        self._table = DeliveryTable(self._settings.block_size)
+        self._num_slots = self._settings.num_blocks * self._settings.block_size
+        self._table = DeliveryTable(self._settings.block_size, self._loop.expected_tokens)
+        self._stall_watch = StallWatch(self._loop.verdict)
         self._settler = Settler(client, database, self._keys, identity.replica_id)
         self._publisher = Publisher(client, self._keys, self._loop, self._table, self._settler)
         self._inbox = Inbox(
@@ -87,6 +94,7 @@ class Replica:
             part.start()
         log.info("replica %s serves %s", self._identity.replica_id, self._identity.model)
         while not stop.is_set():
+            self._stall_watch.look()
             self._beat()
             self._check_parts()
             self._publisher.freed.wait(HEARTBEAT_S)
@@ -96,16 +104,17 @@ class Replica:
 
     def snapshot(self) -> ReplicaSnapshot:
         """What this replica is now."""
-        load, stats = self._table.load(), self._loop.stats()
-        total = self._settings.num_blocks * self._settings.block_size
+        stats = self._loop.stats()
+        load = self._table.load(stats.running)
+        is_stalled = self._stall_watch.is_stalled
         return ReplicaSnapshot(
             replica_id=self._identity.replica_id,
             model=self._identity.model,
             version=self._identity.version,
             weights_digest=self._identity.weights_digest,
-            is_accepting=self._is_accepting,
-            kv_tokens_total=total,
-            kv_tokens_free=total - load.kv_tokens,
+            is_accepting=self._is_accepting and not is_stalled,
+            kv_tokens_total=self._num_slots,
+            kv_tokens_free=kv_tokens_free(self._num_slots, load, stats.projected_free_tokens),
             kv_blocks_total=stats.kv_blocks_total,
             kv_blocks_free=stats.kv_blocks_free,
             num_sequences_max=self._settings.max_num_seqs,
@@ -114,6 +123,17 @@ class Replica:
             steps_total=stats.steps_total,
             tokens_total=self._publisher.tokens_total,
             last_order=load.last_order,
+            is_stalled=is_stalled,
+            stalls_total=stats.stalls_total + is_stalled,
+            preemptions_total=stats.preemptions_total,
+            cached_tokens_total=stats.cached_tokens_total,
+            inter_token_target_ms=1000 * stats.controller.target_s,
+            inter_token_ms=1000 * stats.controller.measured_s,
+            prefill_tokens=stats.controller.prefill_tokens,
+            expected_output=self._loop.expected_output(NO_SCOPE),
+            expected_outputs={
+                scope: self._loop.expected_output(scope) for scope in self._table.recent_scopes()
+            },
         )
 
     def _beat(self) -> None:
@@ -162,6 +182,10 @@ def main() -> None:
     clock.synchronize(client)
     engine, tokenizer = load_engine(version, settings, clock)
     warm_up(engine)
+    # A full collection stops every thread for as long as it takes to walk all objects, most of
+    # which (code, the tokenizer's tables) live as long as the process: it is spared those.
+    gc.collect()
+    gc.freeze()
     identity = ReplicaIdentity(
         replica_id=f"{version.model}-{secrets.token_hex(6)}",
         model=version.model,
@@ -195,6 +219,8 @@ def load_engine(
         max_num_batched_tokens=settings.headrace_max_num_batched_tokens,
         chunk_size=settings.headrace_chunk_size,
         max_num_seqs=settings.headrace_max_num_seqs,
+        num_host_blocks=settings.headrace_host_kv_tokens // block_size,
+        inter_token_target_s=settings.headrace_inter_token_target_ms / 1000,
     )
     num_slots = engine_settings.num_blocks * block_size
     if num_slots < version.max_model_len:
@@ -206,7 +232,11 @@ def load_engine(
     tokenizer = Tokenizer.from_folder(folder)
     if not is_scripted(folder):
         engine = engine_from_folder(
-            folder, engine_settings, dtype=settings.headrace_dtype, clock=clock.now
+            folder,
+            engine_settings,
+            dtype=settings.headrace_dtype,
+            execution=ThreadedExecution,
+            clock=clock.now,
         )
         return engine, tokenizer
     if not settings.headrace_test_build:
@@ -222,7 +252,8 @@ def load_engine(
         engine_settings.num_host_blocks,
         delay_ms=settings.headrace_scripted_delay_ms,
     )
-    return Engine(runner, engine_settings, clock=clock.now), tokenizer
+    execution = ThreadedExecution(runner)
+    return Engine(runner, engine_settings, execution=execution, clock=clock.now), tokenizer
 
 
 def warm_up(engine: Engine) -> None:

@@ -32,10 +32,14 @@ class ReplicaSettings(StoreSettings):
     headrace_model: str
     headrace_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     headrace_kv_tokens: int = Field(default=32_768, ge=64)
+    headrace_host_kv_tokens: int = Field(default=16_384, ge=0)
+    """KV of preempted and idle sequences that is kept in host memory; 0 keeps none."""
     headrace_block_size: int = Field(default=16, ge=1, le=256)
     headrace_max_num_seqs: int = Field(default=32, ge=1, le=1024)
     headrace_max_num_batched_tokens: int = Field(default=256, ge=1)
     headrace_chunk_size: int = Field(default=128, ge=1)
+    headrace_inter_token_target_ms: float = Field(default=40.0, gt=0)
+    """Steps are made smaller while they take longer than this."""
     headrace_num_threads: int = Field(default=0, ge=0)
     """Threads that compute; 0 leaves the choice to torch."""
     headrace_drain_s: float = Field(default=5.0, ge=0)

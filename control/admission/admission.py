@@ -94,6 +94,9 @@ class Admission:
             max_kv_tokens=request.max_kv_tokens,
             arrival=request.arrival,
             deadline_at=request.deadline_at,
+            cache_scope=request.cache_scope,
+            max_tokens=request.sampling.max_tokens,
+            max_choice_tokens=max(map(len, request.prompts)) + request.sampling.max_tokens,
         )
         keys = ModelKeys(reservation.model)
         reply: bytes = await invoke_async(

@@ -1,7 +1,8 @@
 """Which replica takes a request now, if any can.
 
-Binding is late: a request waits in the queue until some replica has room for its projected KV
-and a free place in its batch. Among those that do, the one with the most KV to spare takes it.
+Binding is late: a request waits in the queue until some replica has room for the KV that its
+engine expects the request to need, and a free place in its batch. Among those that do, the one
+with the most KV to spare takes it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,8 +33,8 @@ def place(
 ) -> Placement | None:
     """The best replica that can take the request now, or None.
 
-    A request that asks for more than a whole pool goes to an idle replica: its sequences join
-    one after another there.
+    A request that may come to more than a whole pool goes to an idle replica, where its
+    sequences join one after another; but never to one that could not hold a single of them.
     """
     placements = [
         Placement(snapshot.replica_id, kv_tokens_left)
@@ -45,11 +46,28 @@ def place(
     return max(placements, key=lambda p: (p.kv_tokens_left, p.replica_id), default=None)
 
 
+def expected_kv_tokens(entry: QueueEntry, snapshot: ReplicaSnapshot) -> int:
+    """KV tokens that the replica's engine expects the request to need, over all choices."""
+    expected = snapshot.expected_outputs.get(entry.cache_scope, snapshot.expected_output)
+    if expected is None:
+        return entry.max_kv_tokens
+    return entry.max_kv_tokens - entry.num_sequences * max(0, entry.max_tokens - expected)
+
+
+def is_hopeless(entry: QueueEntry, snapshots: Iterable[ReplicaSnapshot]) -> bool:
+    """Whether replicas serve the request's weights, and the pool of none can hold a choice."""
+    pools = [s.kv_tokens_total for s in snapshots if s.weights_digest == entry.weights_digest]
+    return bool(pools) and max(pools) < entry.max_choice_tokens
+
+
 def _room(entry: QueueEntry, snapshot: ReplicaSnapshot, since: Load) -> int | None:
     if not snapshot.is_accepting or snapshot.weights_digest != entry.weights_digest:
         return None
+    if snapshot.kv_tokens_total < entry.max_choice_tokens:
+        return None
     num_sequences_free = snapshot.num_sequences_free - since.num_sequences
-    kv_tokens_left = snapshot.kv_tokens_free - since.kv_tokens - entry.max_kv_tokens
+    expected = expected_kv_tokens(entry, snapshot)
+    kv_tokens_left = snapshot.kv_tokens_free - since.kv_tokens - expected
     is_idle = snapshot.kv_tokens_free == snapshot.kv_tokens_total and since.num_sequences == 0
     if is_idle:
         return max(kv_tokens_left, 0)

@@ -1,20 +1,25 @@
 """What a replica last said of itself, and the placement it allows."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
     """One replica at one instant. Capacities are in tokens and sequences, never in requests.
 
-    `kv_tokens_free` is what the projections of all joined and waiting sequences leave of the
-    pool. `last_order` is the inbox entry up to which this snapshot counts: whatever was assigned
+    `kv_tokens_free` is what all joined and waiting sequences are expected to leave of the pool.
+    `last_order` is the inbox entry up to which this snapshot counts: whatever was assigned
     after it must be subtracted by the reader.
 
-    What follows `last_order` is for operators, and absent from the snapshots of older replicas.
-    A step's measured time is held under `inter_token_target_ms` by shrinking and growing
-    `prefill_budget`, the prompt tokens that one step may compute; `inter_token_ms` is 0.0 as long
-    as nothing was measured. `is_stalled` replicas accept nothing until they move again.
+    What follows `last_order` is absent from the snapshots of older replicas. Most is for operators:
+    a step's measured time is held under `inter_token_target_ms` by shrinking and growing
+    `prefill_tokens`, the prompt tokens that the last step was given; `inter_token_ms` is 0.0 as
+    long as nothing was measured. `is_stalled` replicas accept nothing until they move again.
+
+    `expected_outputs` says, by cache scope, how many tokens the engine expects of an output
+    without a limit, for the scopes that have asked last; `expected_output` says it for all others.
+    None: nothing is expected, so every output counts as long as it may become.
     """
 
     replica_id: str
@@ -35,10 +40,12 @@ class ReplicaSnapshot:
     is_stalled: bool = False
     stalls_total: int = 0
     preemptions_total: int = 0
-    prefix_hit_tokens_total: int = 0
+    cached_tokens_total: int = 0
     inter_token_target_ms: float = 0.0
     inter_token_ms: float = 0.0
-    prefill_budget: int = 0
+    prefill_tokens: int = 0
+    expected_output: int | None = None
+    expected_outputs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_sequences_free(self) -> int:

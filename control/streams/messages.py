@@ -20,7 +20,12 @@ class UnreadableMessage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """What the dispatcher must know of a waiting request to place it."""
+    """What the dispatcher must know of a waiting request to place it.
+
+    `max_kv_tokens` is what all sequences may come to together, `max_choice_tokens` what the
+    longest of them may, `max_tokens` what each may say. The last three are absent from entries
+    of older gateways; such a request counts as long as it may become.
+    """
 
     request_id: str
     tenant_id: str
@@ -30,6 +35,9 @@ class QueueEntry:
     max_kv_tokens: int
     arrival: float
     deadline_at: float
+    cache_scope: str = ""
+    max_tokens: int = 0
+    max_choice_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from control.routing.replica_snapshot import ReplicaSnapshot
 OLD = ReplicaSnapshot("r-1", "m", "v1", "digest", True, 1024, 512, 64, 40, 8, 3, 2, 77, 99)
 NEW = replace(
     OLD,
-    prefix_hit_tokens_total=160,
+    cached_tokens_total=160,
     preemptions_total=4,
     inter_token_target_ms=40.0,
     inter_token_ms=31.4,

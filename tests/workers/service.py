@@ -164,6 +164,7 @@ class Service:
         stop: tuple[str, ...] = (),
         priority_class: PriorityClass = PriorityClass.INTERACTIVE,
         life_s: float = 60.0,
+        cache_scope: str = "scope",
     ) -> GenerationRequest:
         """A request whose answer will be its prompt."""
         now = self.clock.now()
@@ -172,7 +173,7 @@ class Service:
             prompts=(tuple(prompt),),
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, n=n, stop=stop),
             priority_class=priority_class,
-            cache_scope="scope",
+            cache_scope=cache_scope,
             arrival=now,
             deadline_at=now + life_s,
         )
@@ -220,6 +221,15 @@ class Service:
                 {"request_id": request_id},
             )
             return [tuple(row) for row in rows]
+
+    def cached_tokens(self, request_id: str) -> int:
+        """Prompt tokens of the request that the ledger says came from the prefix cache."""
+        with self.database.connect() as connection:
+            cached: int = connection.execute(
+                text("SELECT cached_tokens FROM usage_events WHERE request_id = :request_id"),
+                {"request_id": request_id},
+            ).scalar_one()
+            return cached
 
     def state(self, request_id: str) -> str:
         """The state of a request's row."""

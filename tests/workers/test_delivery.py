@@ -28,10 +28,11 @@ def begin(
     n: int = 1,
     priority_class: PriorityClass = PriorityClass.INTERACTIVE,
     log: tuple[GenerationDelta, ...] = (),
+    prompts: tuple[tuple[int, ...], ...] = ((1, 2, 3),),
 ) -> Delivery:
     request = GenerationRequest(
         "r" * 26,
-        ((1, 2, 3),),
+        prompts,
         SamplingParams(max_tokens=100, stop=stop, min_tokens=min_tokens, n=n),
         priority_class,
         "scope",
@@ -109,6 +110,32 @@ def test_nothing_is_charged_for_a_request_that_was_never_computed(tokenizer: Tok
     settlement = delivery.settlement("replica")
     assert (settlement.usage.prompt_tokens, settlement.usage.completion_tokens) == (0, 0)
     assert settlement.outcome == "cancelled"
+
+
+def end(choice: int, num_cached: int, scheduled_at: float | None) -> SequenceUpdate:
+    """A choice's one and last word."""
+    if scheduled_at is None:
+        return SequenceUpdate("r" * 26, choice, (), SequenceEnd.CANCELLED, num_cached)
+    return SequenceUpdate("r" * 26, choice, (7,), SequenceEnd.LENGTH, num_cached, scheduled_at)
+
+
+def test_a_prompts_hit_is_that_of_the_choice_that_was_computed_first(tokenizer: Tokenizer) -> None:
+    delivery = begin(tokenizer, n=3, prompts=((1, 2, 3), (1, 2, 3, 4)))
+    # Prompt 0: choice 1 was the first, choice 0 and 2 found what it had computed. Prompt 1: two
+    # began in one step, so the one that comes first did.
+    for choice, num_cached, scheduled_at in [
+        (0, 2, 9.0), (1, 0, 8.0), (2, 2, 9.0), (5, 3, 8.0), (3, 1, 8.0), (4, 3, 9.0)
+    ]:  # fmt: skip
+        delivery.take(end(choice, num_cached, scheduled_at), 10.0)
+    usage = delivery.settlement("replica").usage
+    assert (usage.prompt_tokens, usage.cached_tokens) == (7, 0 + 1)
+
+
+def test_a_hit_of_a_choice_that_was_never_computed_does_not_count(tokenizer: Tokenizer) -> None:
+    delivery = begin(tokenizer)
+    delivery.take(end(0, 2, None), 1.0)
+    usage = delivery.settlement("replica").usage
+    assert (usage.prompt_tokens, usage.cached_tokens) == (0, 0)
 
 
 def test_times_say_where_a_request_spent_them(tokenizer: Tokenizer) -> None:

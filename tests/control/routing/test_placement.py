@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.routing.placement import Load, place
+from control.routing.placement import Load, expected_kv_tokens, is_hopeless, place
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.waiting_requests import WaitingRequests
 from control.streams.messages import QueueEntry
@@ -42,6 +42,54 @@ def test_a_request_larger_than_the_pool_goes_to_an_idle_replica_only() -> None:
     idle = replace(REPLICA, kv_tokens_free=1000, num_running=0)
     assert place(large, [idle], {}) is not None
     assert place(large, [idle], {"a": Load(1, 1)}) is None
+
+
+# A prompt of 40 tokens for two choices that may say 400 each.
+TALKER = replace(
+    ENTRY,
+    num_sequences=2,
+    max_kv_tokens=2 * (40 + 400),
+    cache_scope="scope",
+    max_tokens=400,
+    max_choice_tokens=440,
+)
+LEARNED = replace(REPLICA, expected_output=300, expected_outputs={"scope": 25})
+
+
+def test_an_output_counts_as_long_as_the_engine_expects_it_to_become() -> None:
+    assert expected_kv_tokens(TALKER, LEARNED) == 2 * (40 + 25)
+    assert expected_kv_tokens(replace(TALKER, cache_scope="other"), LEARNED) == 2 * (40 + 300)
+    placement = place(TALKER, [LEARNED], {})
+    assert placement is not None
+    assert placement.kv_tokens_left == 500 - 2 * (40 + 25)
+
+
+def test_an_output_never_counts_longer_than_it_may_become() -> None:
+    unlearned = replace(REPLICA, expected_output=100_000)
+    assert expected_kv_tokens(TALKER, unlearned) == TALKER.max_kv_tokens
+    assert place(TALKER, [unlearned], {}) is None
+
+
+def test_without_an_expectation_or_a_limit_a_request_counts_in_full() -> None:
+    assert expected_kv_tokens(TALKER, REPLICA) == TALKER.max_kv_tokens
+    old = replace(TALKER, cache_scope="", max_tokens=0, max_choice_tokens=0)
+    assert expected_kv_tokens(old, LEARNED) == TALKER.max_kv_tokens
+
+
+def test_a_request_never_goes_where_a_choice_could_not_end() -> None:
+    small = replace(LEARNED, kv_tokens_total=439, kv_tokens_free=439, num_running=0)
+    assert place(TALKER, [small], {}) is None
+    assert is_hopeless(TALKER, [small])
+    exact = replace(small, replica_id="b", kv_tokens_total=440, kv_tokens_free=440)
+    placement = place(TALKER, [small, exact], {})
+    assert placement is not None
+    assert placement.replica_id == "b"
+
+
+def test_there_is_hope_while_a_large_enough_replica_is_full_and_where_nobody_serves() -> None:
+    assert not is_hopeless(TALKER, [replace(REPLICA, kv_tokens_free=0, is_accepting=False)])
+    assert not is_hopeless(TALKER, [])
+    assert not is_hopeless(TALKER, [replace(REPLICA, weights_digest="e", kv_tokens_total=1)])
 
 
 arrivals = st.lists(st.tuples(st.sampled_from(PriorityClass), st.integers(0, 9)), max_size=30)

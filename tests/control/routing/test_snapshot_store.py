@@ -17,10 +17,12 @@ LATER_FIELDS = {
     "is_stalled",
     "stalls_total",
     "preemptions_total",
-    "prefix_hit_tokens_total",
+    "cached_tokens_total",
     "inter_token_target_ms",
     "inter_token_ms",
-    "prefill_budget",
+    "prefill_tokens",
+    "expected_output",
+    "expected_outputs",
 }
 
 
@@ -52,10 +54,12 @@ def snapshot() -> ReplicaSnapshot:
         is_stalled=True,
         stalls_total=1,
         preemptions_total=4,
-        prefix_hit_tokens_total=160,
+        cached_tokens_total=160,
         inter_token_target_ms=40.0,
         inter_token_ms=31.5,
-        prefill_budget=64,
+        prefill_tokens=64,
+        expected_output=300,
+        expected_outputs={"scope": 25},
     )
 
 
