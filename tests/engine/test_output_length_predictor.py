@@ -78,7 +78,7 @@ def test_a_sequence_that_outgrew_its_projection_gets_a_new_one_for_its_like() ->
     lengths = lognormal(200)
     for so_far in (100, 200, 300):
         shares = [share_within(learned(lengths, seed=s), lengths, so_far) for s in range(6)]
-        assert np.mean(shares) == pytest.approx(QUANTILE, abs=0.1)
+        assert np.mean(shares) == pytest.approx(QUANTILE, abs=0.12)
 
 
 def test_without_data_the_most_is_expected() -> None:
