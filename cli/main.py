@@ -98,7 +98,8 @@ def replica() -> None:
     """Run one copy of a model.
 
     Needs DATABASE_URL, REDIS_URL and HEADRACE_MODEL (a model in force, or name@version);
-    HEADRACE_KV_TOKENS, HEADRACE_DTYPE and HEADRACE_NUM_THREADS may be set.
+    HEADRACE_KV_TOKENS, HEADRACE_HOST_KV_TOKENS, HEADRACE_INTER_TOKEN_TARGET_MS, HEADRACE_DTYPE
+    and HEADRACE_NUM_THREADS may be set.
     """
     from workers.replica import main
 

@@ -1,5 +1,7 @@
 """A whole `headrace serve`, seen from outside: an SDK, SQL, and the process table."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,14 +28,20 @@ class LiveService:
     data_dir: Path
     model: str
 
-    def client(self, max_retries: int = 0) -> openai.OpenAI:
-        """The official SDK, pointed at the service."""
+    def client(self, max_retries: int = 0, api_key: str | None = None) -> openai.OpenAI:
+        """The official SDK, pointed at the service, with the demo key or another."""
         return openai.OpenAI(
             base_url=f"http://{self.process.host}:{self.process.port}/v1",
-            api_key=self.process.api_key,
+            api_key=api_key or self.process.api_key,
             max_retries=max_retries,
             timeout=60,
         )
+
+    def run(self, *arguments: str) -> str:
+        """What a `headrace` command on this service's data prints."""
+        command = [sys.executable, "-m", "cli.main", *arguments, "--data-dir", str(self.data_dir)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout.strip()
 
     def sql(self, query: str, *values: object) -> list[tuple[object, ...]]:
         """Rows of a query on the service's own database."""

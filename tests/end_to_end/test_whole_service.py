@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
 from benchmarks.service_process import running_service
 from tests.end_to_end.live_service import LiveService, until
@@ -107,6 +109,67 @@ def test_a_batch_of_five_lines(service: LiveService, tmp_path: Path) -> None:
     assert rows == 5
     assert prompt == sum(body["usage"]["prompt_tokens"] for body in bodies)
     assert completion == sum(body["usage"]["completion_tokens"] for body in bodies)
+    assert batch.usage is not None
+    assert batch.usage.input_tokens_details.cached_tokens == sum(
+        body["usage"]["prompt_tokens_details"]["cached_tokens"] for body in bodies
+    )
+
+
+def cached_by_chat(client: openai.OpenAI, text: str, *, is_streamed: bool = False) -> int:
+    """Cached tokens that the usage of a chat tells."""
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": text}]
+    if not is_streamed:
+        return cached(
+            client.chat.completions.create(model="scripted", messages=messages, max_tokens=2)
+        )
+    stream = client.chat.completions.create(
+        model="scripted",
+        messages=messages,
+        max_tokens=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    return cached(list(stream)[-1])
+
+
+def cached_by_completion(
+    client: openai.OpenAI, text: str, *, n: int = 1, is_streamed: bool = False
+) -> int:
+    """Cached tokens that the usage of a completion tells."""
+    if not is_streamed:
+        return cached(client.completions.create(model="scripted", prompt=text, n=n, max_tokens=2))
+    stream = client.completions.create(
+        model="scripted",
+        prompt=text,
+        n=n,
+        max_tokens=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    return cached(list(stream)[-1])
+
+
+def cached(told: ChatCompletion | ChatCompletionChunk | Completion) -> int:
+    """The cached tokens of the last word."""
+    assert told.usage is not None
+    assert told.usage.prompt_tokens_details is not None
+    assert told.usage.prompt_tokens_details.cached_tokens is not None
+    return told.usage.prompt_tokens_details.cached_tokens
+
+
+def test_usage_tells_a_cached_prompt_from_a_fresh_one(service: LiveService) -> None:
+    client = service.client()
+    tenant = service.run("admin", "tenant", "create", "another")
+    other = service.client(api_key=service.run("admin", "key", "create", tenant))
+    chat, plain = "as chat, thirty-two bytes and more", "as a plain prompt of over 32 bytes"
+    assert cached_by_chat(client, chat) == 0
+    assert cached_by_chat(client, chat) >= len(chat)
+    assert cached_by_chat(client, chat, is_streamed=True) >= len(chat)
+    assert cached_by_completion(client, plain, n=4) == 0
+    assert 32 <= cached_by_completion(client, plain) < len(plain)
+    assert 32 <= cached_by_completion(client, plain, n=4, is_streamed=True) < len(plain)
+    assert cached_by_chat(other, chat) == 0
+    assert cached_by_completion(other, plain) == 0
 
 
 def test_the_oldest_sdk_works_too(service: LiveService) -> None:
