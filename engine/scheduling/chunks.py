@@ -26,5 +26,5 @@ def service_order(
     in_order = np.lexsort((rank, owed > chunk_size, is_batch)).tolist()
     order = [(index, chunk_size) for index in in_order]
     if len(order) > 1:
-        order.insert(0, (int(np.argmin(rank)), max(1, budget // OLDEST_SHARE)))
+        order.insert(0, (int(np.argmin(rank)), min(chunk_size, max(1, budget // OLDEST_SHARE))))
     return order
