@@ -323,7 +323,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, end: SequenceEnd) -> None:
         spec = sequence.spec
-        self._scheduler.remove(sequence)
+        self._scheduler.remove(sequence, end)
         self._forget(spec.request_id, spec.choice)
         self._ended.append(sequence.ended(end))
 

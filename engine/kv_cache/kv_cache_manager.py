@@ -140,10 +140,18 @@ class KVCacheManager:
         if offers_tail and num_tokens % size and len(table.cached) == num_tokens // size:
             self._offer_tail(table, num_tokens)
 
-    def close(self, table: BlockTable, num_tokens: int, *, is_preempted: bool = False) -> None:
+    def close(
+        self,
+        table: BlockTable,
+        num_tokens: int,
+        *,
+        is_preempted: bool = False,
+        is_trusted: bool = True,
+    ) -> None:
         """Take the table of a sequence with `num_tokens` computed tokens away.
 
         Blocks that nobody else holds become idle, or blank if nothing in them can be found.
+        Those of a sequence that failed are not to be trusted: nobody will find them again.
         """
         size = self.block_size
         full = len(table.cached)
@@ -167,6 +175,9 @@ class KVCacheManager:
                 node.is_preempted = is_preempted
                 idle.append(node)
         self._idle.add(table.prefix.cache_scope, idle)
+        if not is_trusted:
+            for node in idle:
+                self._forget(node)
 
     def take_moves(self) -> tuple[BlockMove, ...]:
         """The moves that the books have assumed since the last call, in their order."""

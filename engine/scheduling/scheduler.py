@@ -115,13 +115,15 @@ class Scheduler:
         self._living[sequence.spec] = sequence
         self._queue_of(sequence).add(sequence)
 
-    def remove(self, sequence: Sequence, *, is_complete: bool = False) -> None:
+    def remove(self, sequence: Sequence, end: SequenceEnd) -> None:
         """Forget a living sequence, waiting or running; nobody holds its blocks on return."""
         del self._living[sequence.spec]
         if sequence in self._running:
-            self._leave(sequence)
+            self._leave(sequence, is_trusted=end is not SequenceEnd.ERROR)
             self._predictor.observe(
-                sequence.prefix.cache_scope, sequence.num_output_tokens, is_complete
+                sequence.prefix.cache_scope,
+                sequence.num_output_tokens,
+                is_complete=end is SequenceEnd.STOP,
             )
         else:
             self._queue_of(sequence).remove(sequence)
@@ -193,12 +195,12 @@ class Scheduler:
     def _told(self, sequence: Sequence, token_id: int, error: str | None) -> SequenceUpdate:
         """Give a sequence its next token, or the reason why there is none, and end it if so."""
         if error is not None:
-            self.remove(sequence)
+            self.remove(sequence, SequenceEnd.ERROR)
             return sequence.ended(SequenceEnd.ERROR, error)
         sequence.token_ids.append(token_id)
         end = sequence.end
         if end is not None:
-            self.remove(sequence, is_complete=end is SequenceEnd.STOP)
+            self.remove(sequence, end)
         return sequence.said(token_id, end)
 
     def check(self) -> None:
@@ -258,21 +260,25 @@ class Scheduler:
                 return True
         return False
 
-    def _leave(self, sequence: Sequence, *, is_preempted: bool = False) -> None:
+    def _leave(
+        self, sequence: Sequence, *, is_preempted: bool = False, is_trusted: bool = True
+    ) -> None:
         slot = self._running.slot_of(sequence)
         num_computed = int(self._running.num_computed[slot])
         table = self._running.leave(slot)
-        self._kv_cache.close(table, num_computed, is_preempted=is_preempted)
+        self._kv_cache.close(table, num_computed, is_preempted=is_preempted, is_trusted=is_trusted)
 
     def _preempt(self, slot: int) -> None:
         sequence = self._running.sequence(slot)
         assert not must_be_guaranteed(sequence), "a guaranteed sequence loses its place"
-        sequence.is_pending = bool(self._running.num_known[slot] > self._running.num_told[slot])
-        self._leave(sequence, is_preempted=True)
-        if sequence.scheduled_at is None:
+        running = self._running
+        sequence.is_pending = bool(running.num_known[slot] > running.num_told[slot])
+        is_untouched = bool(running.num_scheduled[slot] == running.num_computed[slot])
+        if sequence.scheduled_at is None and is_untouched:
             # Nothing was computed with what it found, so it has found nothing.
             self.num_cached_tokens -= sequence.num_cached_tokens
             sequence.num_cached_tokens = 0
+        self._leave(sequence, is_preempted=True)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._queue_of(sequence).put_back(sequence)
