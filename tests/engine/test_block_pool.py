@@ -10,54 +10,127 @@ NUM_BLOCKS = 8
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Any order of taking, sharing and giving back keeps the law of the pool."""
+    """Any order of taking, sharing, giving back and blanking keeps the law of the pool."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS)
         self.held: list[int] = []
+        self.idle: list[int] = []
 
-    @rule(count=st.integers(0, NUM_BLOCKS + 1))
-    def allocate(self, count: int) -> None:
-        num_free = self.pool.num_free
-        blocks = self.pool.try_allocate(count)
-        if count > num_free:
-            assert blocks is None
+    @rule()
+    def take(self) -> None:
+        num_blank = NUM_BLOCKS - len(set(self.held)) - len(self.idle)
+        block = self.pool.try_take()
+        if num_blank:
+            assert block is not None
+            assert block not in self.held
+            assert block not in self.idle
+            self.held.append(block)
         else:
-            assert blocks is not None
-            assert not set(blocks) & set(self.held)
-            self.held += blocks
+            assert block is None
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def share(self, data: st.DataObject) -> None:
+    def hold_what_is_held(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.held))
-        self.pool.share([block])
+        self.pool.hold(block)
+        self.held.append(block)
+
+    @precondition(lambda self: self.idle)
+    @rule(data=st.data())
+    def hold_what_is_idle(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.idle))
+        self.pool.hold(block)
+        self.idle.remove(block)
         self.held.append(block)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.held))
-        self.pool.release([block])
+        is_idle = self.pool.release(block)
         self.held.remove(block)
+        assert is_idle == (block not in self.held)
+        if is_idle:
+            self.idle.append(block)
+
+    @precondition(lambda self: self.idle)
+    @rule(data=st.data())
+    def blank(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.idle))
+        self.pool.blank(block)
+        self.idle.remove(block)
 
     @invariant()
     def law(self) -> None:
-        self.pool.check(self.held)
-        assert self.pool.num_free == NUM_BLOCKS - len(Counter(self.held))
+        self.pool.check(self.held, self.idle)
+        counts = Counter(self.held)
+        assert self.pool.num_held == len(counts)
+        assert all(self.pool.num_holders(block) == count for block, count in counts.items())
+        assert not any(self.pool.num_holders(block) for block in self.idle)
 
 
 TestBlockPool = BlockPoolMachine.TestCase
 
 
+def idle_block(pool: BlockPool) -> int:
+    block = pool.try_take()
+    assert block is not None
+    assert pool.release(block)
+    return block
+
+
 def test_a_block_released_twice_is_noticed() -> None:
     pool = BlockPool(2)
-    blocks = pool.try_allocate(1)
-    assert blocks is not None
-    pool.release(blocks)
-    with pytest.raises(AssertionError):
-        pool.release(blocks)
+    block = idle_block(pool)
+    with pytest.raises(AssertionError, match="without a holder"):
+        pool.release(block)
+
+
+def test_a_blank_block_can_be_neither_held_nor_blanked_again() -> None:
+    pool = BlockPool(2)
+    block = idle_block(pool)
+    pool.blank(block)
+    with pytest.raises(AssertionError, match="blank"):
+        pool.hold(block)
+    with pytest.raises(AssertionError, match="blank"):
+        pool.num_holders(block)
+    with pytest.raises(AssertionError, match="not idle"):
+        pool.blank(block)
+
+
+def test_a_held_block_is_never_blanked() -> None:
+    pool = BlockPool(2)
+    block = pool.try_take()
+    assert block is not None
+    with pytest.raises(AssertionError, match="not idle"):
+        pool.blank(block)
+
+
+def test_an_idle_block_is_given_to_nobody() -> None:
+    pool = BlockPool(1)
+    block = idle_block(pool)
+    assert pool.try_take() is None
+    pool.blank(block)
+    assert pool.try_take() == block
+
+
+def test_a_blanked_block_rests_as_long_as_it_can() -> None:
+    pool = BlockPool(3)
+    block = idle_block(pool)
+    pool.blank(block)
+    assert [pool.try_take() for _ in range(3)][-1] == block
+
+
+def test_books_that_differ_from_the_pool_are_noticed() -> None:
+    pool = BlockPool(2)
+    block = pool.try_take()
+    assert block is not None
+    pool.check([block], [])
+    for held, idle in (([], []), ([block, block], []), ([], [block]), ([block], [block])):
+        with pytest.raises(AssertionError):
+            pool.check(held, idle)
 
 
 def test_a_pool_without_blocks_is_refused() -> None:

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 LIGHT = [
+    "engine.interface.prefix_keys",
     "engine.scheduling.scheduler",
     "engine.kv_cache.kv_cache_manager",
     "engine.execution.scripted_runner",

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 import pytest
 
 from engine.engine import Engine, EngineSettings
+from engine.execution.execution import ThreadedExecution
 from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.interface.sampling_params import SamplingParams
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 from engine.loop import EngineLoop, UpdateQueue
 from engine.scheduling.scheduler_output import SchedulerOutput
+from engine.step_watchdog import StallKind
 from tests.engine.hash_runner import HashRunner, words_alone
 from tests.engine.orders import Transcript, greedy, order
 
@@ -37,11 +39,31 @@ class GatedRunner(HashRunner):
         return super().execute(work)
 
 
-def build(max_commands: int = 16, max_updates: int = 16) -> tuple[EngineLoop, GatedRunner]:
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def build(
+    max_commands: int = 16,
+    max_updates: int = 16,
+    *,
+    is_overlapped: bool = True,
+    clock: Clock | None = None,
+) -> tuple[EngineLoop, GatedRunner]:
+    """A loop whose steps are computed on a thread of their own, when let through."""
     settings = EngineSettings(block_size=4, num_blocks=64, max_num_seqs=4)
     runner = GatedRunner(64, 4)
-    engine = Engine(runner, settings, clock=lambda: 0.0, monotonic=lambda: 0.0)
-    return EngineLoop(engine, max_commands=max_commands, max_updates=max_updates), runner
+    clock = clock or Clock()
+    execution = ThreadedExecution(runner)
+    engine = Engine(runner, settings, execution=execution, clock=clock, monotonic=clock)
+    loop = EngineLoop(
+        engine, max_commands=max_commands, max_updates=max_updates, is_overlapped=is_overlapped
+    )
+    return loop, runner
 
 
 @contextmanager
@@ -64,8 +86,9 @@ def read_to_end(loop: EngineLoop, num_ends: int) -> Transcript:
     return transcript
 
 
-def test_requests_submitted_from_other_threads_are_answered() -> None:
-    loop, runner = build()
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_requests_submitted_from_other_threads_are_answered(is_overlapped: bool) -> None:
+    loop, runner = build(is_overlapped=is_overlapped)
     runner.is_open = True
     with running(loop, runner):
         assert loop.try_submit(order("a", (1, 2), greedy(6)))
@@ -130,6 +153,7 @@ def test_a_full_command_queue_says_so() -> None:
 
 
 def test_a_dead_engine_is_visible_and_its_updates_end() -> None:
+    before = set(threading.enumerate())
     loop, runner = build()
     runner.breaks = runner.is_open = True
     loop.start()
@@ -139,6 +163,7 @@ def test_a_dead_engine_is_visible_and_its_updates_end() -> None:
     assert isinstance(loop.failure, MemoryError)
     assert loop.stop(PATIENCE_S)
     assert not loop.is_alive
+    assert not set(threading.enumerate()) - before, "a dead engine leaves nothing running"
 
 
 def test_a_stopped_engine_ends_its_updates_even_when_nobody_read_them() -> None:
@@ -171,6 +196,40 @@ def test_stats_are_readable_while_a_step_runs() -> None:
         assert runner.is_inside.acquire(timeout=PATIENCE_S)
         stats = loop.stats()
     assert (stats.steps_total, stats.running, stats.kv_blocks_free) == (1, 1, 63)
+
+
+def test_a_verdict_is_given_while_a_step_hangs() -> None:
+    clock = Clock()
+    loop, runner = build(clock=clock)
+    with running(loop, runner):
+        loop.try_submit(order("a", (1, 2), ENDLESS))
+        assert runner.is_inside.acquire(timeout=PATIENCE_S)
+        assert loop.verdict() is None
+        clock.now += 1000.0
+        verdict = loop.verdict()
+        assert verdict is not None
+        assert verdict.kind is StallKind.STEP_OVERDUE
+
+
+def test_what_is_expected_can_be_asked_from_any_thread() -> None:
+    loop, runner = build()
+    with running(loop, runner):
+        loop.try_submit(order("a", (1, 2), ENDLESS))
+        assert runner.is_inside.acquire(timeout=PATIENCE_S)
+        assert 2 < loop.expected_tokens(order("b", (1, 2), greedy(5))) <= 7
+        assert loop.expected_output("scope") > 0
+
+
+def test_a_request_that_finds_no_room_to_wait_ends_with_one_error_per_choice() -> None:
+    runner = GatedRunner(64, 4)
+    runner.is_open = True
+    settings = EngineSettings(block_size=4, num_blocks=64, max_num_seqs=4, max_waiting=2)
+    loop = EngineLoop(Engine(runner, settings))
+    with running(loop, runner):
+        loop.try_submit(order("many", (1,), SamplingParams(max_tokens=4, n=3)))
+        transcript = read_to_end(loop, 3)
+    assert set(transcript.ends.values()) == {SequenceEnd.ERROR}
+    assert not any(transcript.token_ids.values())
 
 
 def test_the_update_queue_holds_no_more_than_it_may() -> None:
