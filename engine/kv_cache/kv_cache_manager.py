@@ -179,6 +179,22 @@ class KVCacheManager:
             for node in idle:
                 self._forget(node)
 
+    def give_up(self, prefix: PrefixChain) -> None:
+        """A sequence that was stopped is gone: what it left is needed no more than other idle KV.
+
+        Without this, blocks on the host that nobody comes back for would keep their places.
+        """
+        size, start = self.block_size, 0
+        parent: CachedBlock | None = self._tree.root(prefix.cache_scope)
+        while parent is not None:
+            children, parent = parent.children.values(), None
+            wanted = tuple(prefix.token_ids[start : start + size])
+            for node in children:
+                if node.token_ids == wanted[: len(node.token_ids)]:
+                    self._need_no_longer(node)
+                    parent = node if len(node.token_ids) == size else parent
+            start += size
+
     def take_moves(self) -> tuple[BlockMove, ...]:
         """The moves that the books have assumed since the last call, in their order."""
         moves, self._moves = tuple(self._moves), []
@@ -261,6 +277,13 @@ class KVCacheManager:
         self._host.leave(node)
         self._note_reuse(node)
         return True
+
+    def _need_no_longer(self, node: CachedBlock) -> None:
+        if node.is_preempted and node.host_block is not None:
+            self._host.take_out(node)
+            node.is_preempted = False
+            self._host.put_back(node)
+        node.is_preempted = False
 
     def _note_reuse(self, node: CachedBlock) -> None:
         node.is_preempted = False

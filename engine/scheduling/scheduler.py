@@ -127,6 +127,8 @@ class Scheduler:
             )
         else:
             self._queue_of(sequence).remove(sequence)
+        if sequence.num_preemptions:
+            self._kv_cache.give_up(sequence.prefix)
 
     def schedule(self) -> SchedulerOutput:
         """Let sequences join that fit, then spend one step's time on those who run."""

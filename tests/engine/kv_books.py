@@ -150,6 +150,10 @@ class Books:
         self.close(reader)
         return reader.num_attached
 
+    def give_up(self, reader: Reader) -> None:
+        """A sequence that was preempted does not come back."""
+        self.cache.give_up(reader.table.prefix)
+
     def judge(self, reader: Reader, end: int) -> None:
         """The first tokens of the sequence have their own KV in its blocks."""
         found = [self._device[block][slot] for block, slot in self._places(reader, 0, end)]

@@ -304,6 +304,25 @@ def test_idle_blocks_on_the_host_give_way_to_preempted_ones_and_not_the_reverse(
     books.check()
 
 
+def test_what_nobody_comes_back_for_gives_way_like_all_that_is_idle() -> None:
+    books = Books(4, 4, num_host_blocks=4)
+    victim = books.open((*LONG, 15, 16))
+    books.compute(victim, 15)
+    books.close(victim, is_preempted=True)
+    books.run((9,) * 16)
+    assert books.cache.num_free_host_blocks == 0
+    books.run((8,) * 16)
+    assert books.cache.num_offloaded_blocks == 4, "what is needed again is not displaced"
+    books.give_up(victim)
+    books.check()
+    books.run((7,) * 16)
+    books.run((6,) * 16)
+    books.run((5,) * 16)
+    assert books.cache.num_offloaded_blocks > 4 + 4
+    assert books.run(victim.token_ids) == 0
+    books.check()
+
+
 def test_a_preempted_sequence_finds_all_that_it_had_computed() -> None:
     books = Books(4, 4, num_host_blocks=4)
     victim = books.open((*LONG, 15, 16))

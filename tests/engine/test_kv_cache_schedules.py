@@ -60,14 +60,17 @@ class Schedule:
         books.check()
 
     def leave(self, index: int, *, is_preempted: bool) -> None:
-        """One leaves; who is preempted comes back at once."""
+        """One leaves; who is preempted comes back at once, or never."""
         if not self.books.readers:
             return
         reader = self.books.readers[index % len(self.books.readers)]
         self.books.close(reader, is_preempted=is_preempted)
         self.books.check()
-        if is_preempted:
+        if is_preempted and index % 2:
             self.join(tuple(reader.token_ids), reader.scope, 2)
+        elif is_preempted:
+            self.books.give_up(reader)
+            self.books.check()
 
     def end(self) -> None:
         """Everybody leaves, and nothing is held any more."""
