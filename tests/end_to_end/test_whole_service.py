@@ -161,8 +161,12 @@ def test_usage_tells_a_cached_prompt_from_a_fresh_one(service: LiveService) -> N
     client = service.client()
     tenant = service.run("admin", "tenant", "create", "another")
     other = service.client(api_key=service.run("admin", "key", "create", tenant))
-    chat, plain = "as chat, thirty-two bytes and more", "as a plain prompt of over 32 bytes"
-    assert cached_by_chat(client, chat) == 0
+    chat, plain = (
+        "as chat, thirty-two bytes and more",
+        "Zebras begin no other prompt that is asked here",
+    )
+    # Another chat may have begun as every chat of a user does.
+    assert cached_by_chat(client, chat) <= len("<user\n")
     assert cached_by_chat(client, chat) >= len(chat)
     assert cached_by_chat(client, chat, is_streamed=True) >= len(chat)
     assert cached_by_completion(client, plain, n=4) == 0
