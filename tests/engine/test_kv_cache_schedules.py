@@ -131,14 +131,14 @@ class KVCacheMachine(RuleBasedStateMachine):
 def test_in_any_order_of_events_everybody_reads_its_own_kv(key_bits: int) -> None:
     machine = type("Machine", (KVCacheMachine,), {"key_bits": key_bits})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=25, stateful_step_count=30, deadline=None)
+        machine, settings=settings(max_examples=15, stateful_step_count=30, deadline=None)
     )
 
 
 @pytest.mark.parametrize("key_bits", [128, 8, 1])
 def test_in_long_random_schedules_everybody_reads_its_own_kv(key_bits: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(120):
+    for seed in range(60):
         rng = Random(seed)
         schedule = Schedule(rng.randint(3, 12), rng.randint(1, 4), rng.choice([0, 2, 6]), key_bits)
         for _ in range(60):
@@ -153,5 +153,5 @@ def test_in_long_random_schedules_everybody_reads_its_own_kv(key_bits: int) -> N
                 schedule.leave(rng.randrange(MAX_READERS), is_preempted=rng.random() < 0.4)
         schedule.end()
         seen += schedule.seen
-    assert all(seen[what] > 100 for what in ("hits", "partial hits", "guarantees")), seen
-    assert all(seen[kind] > 20 for kind in ("copy", "offload", "load")), seen
+    assert all(seen[what] > 40 for what in ("hits", "partial hits", "guarantees")), seen
+    assert all(seen[kind] > 10 for kind in ("copy", "offload", "load")), seen
