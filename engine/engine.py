@@ -232,7 +232,7 @@ class Engine:
         return EngineStats(
             kv_blocks_free=kv_cache.num_free_blocks,
             kv_blocks_total=kv_cache.num_blocks,
-            host_blocks_free=kv_cache.num_free_host_blocks,
+            host_blocks_free=kv_cache.store.num_free_host_blocks,
             projected_free_tokens=max(0, num_unpromised) * kv_cache.block_size,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -240,8 +240,8 @@ class Engine:
             steps_total=self._num_steps,
             preemptions_total=scheduler.num_preemptions,
             cached_tokens_total=scheduler.num_cached_tokens,
-            offloaded_blocks_total=kv_cache.num_offloaded_blocks,
-            loaded_blocks_total=kv_cache.num_loaded_blocks,
+            offloaded_blocks_total=kv_cache.store.num_offloaded,
+            loaded_blocks_total=kv_cache.store.num_loaded,
             late_events_total=scheduler.num_late_rows + self._num_late_cancels,
             stalls_total=self._watchdog.stalls_total,
             controller=self._controller.state(),
@@ -300,9 +300,9 @@ class Engine:
         self._num_steps += 1
         self._watchdog.step_finished(now, computed=work.num_rows > 0)
         self._controller.observe(_shape(work), now - self._started_at - result.moves_s)
-        self._kv_cache.recompute_s_per_token = self._step_times.seconds_per_prefill_token(0.0)
+        self._kv_cache.store.recompute_s_per_token = self._step_times.seconds_per_prefill_token(0.0)
         if work.moves:
-            self._kv_cache.swap_cost.observe_moves(len(work.moves), result.moves_s)
+            self._kv_cache.store.swap_cost.observe_moves(len(work.moves), result.moves_s)
         return result
 
     def _update(self, work: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:

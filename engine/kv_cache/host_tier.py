@@ -1,6 +1,7 @@
 """Blocks of host memory for KV that nobody computes with: preempted and idle, never running.
 
-Idle blocks give way to preempted ones, since those are known to be needed again.
+Idle blocks give way to preempted ones, since those are known to be needed again, and not the
+reverse.
 """
 
 from collections import deque
@@ -29,7 +30,7 @@ class HostTier:
         return len(self._free)
 
     def next_to_go(self) -> CachedBlock | None:
-        """Whom a newcomer may displace, or None."""
+        """Whom a newcomer displaces from a full tier, or None."""
         return self._idle.next_to_go()
 
     def place(self, node: CachedBlock) -> int:

@@ -12,15 +12,24 @@ from numpy.typing import NDArray
 
 
 class Growth(NamedTuple):
-    """What some sequences hold, in blocks, and how many more each is expected to need."""
+    """What some sequences hold, in blocks, and how many more each is expected to need.
+
+    `num_shared` is how much larger their tables are than what they hold together.
+    """
 
     held: NDArray[np.int64]
     missing: NDArray[np.int64]
+    num_shared: int
+
+    @property
+    def peak(self) -> int:
+        """The most blocks that they will hold at once."""
+        return projected_peak(self.held, self.missing) - self.num_shared
 
     def plus(self, held: int, final: int) -> "Growth":
         """The same with one more, which holds `held` and is expected to come to `final`."""
         missing = max(0, final - held)
-        return Growth(np.append(self.held, held), np.append(self.missing, missing))
+        return Growth(np.append(self.held, held), np.append(self.missing, missing), self.num_shared)
 
 
 def projected_peak(held: NDArray[np.int64], missing: NDArray[np.int64]) -> int:

@@ -36,11 +36,18 @@ class Admission:
     def __init__(self, kv_cache: KVCacheManager, predictor: Predictor) -> None:
         self._kv_cache = kv_cache
         self._predictor = predictor
+        self._low = int(LOW_WATERMARK * kv_cache.num_blocks)
+        self._high = int(HIGH_WATERMARK * kv_cache.num_blocks)
         self._is_short = False
 
     def note_preemption(self) -> None:
         """Blocks have run out: nobody joins until there is some distance to that again."""
         self._is_short = True
+
+    def note_projection(self, running: Growth) -> None:
+        """A shortage is over when what runs is expected to keep well below the pool."""
+        if self._is_short and running.peak <= self._low:
+            self._is_short = False
 
     def may_join(self, sequence: Sequence, running: Growth) -> bool:
         """Whether the sequence may join those that are running."""
@@ -49,10 +56,7 @@ class Admission:
             return False
         if not len(running.held):
             return True
-        low = int(LOW_WATERMARK * kv_cache.num_blocks)
-        if self._is_short and kv_cache.projected_blocks(running) <= low:
-            self._is_short = False
-        ceiling = low if self._is_short else int(HIGH_WATERMARK * kv_cache.num_blocks)
+        ceiling = self._low if self._is_short else self._high
         return kv_cache.has_room(sequence.prefix, self.expected_tokens(sequence), ceiling, running)
 
     def open(self, sequence: Sequence) -> BlockTable:

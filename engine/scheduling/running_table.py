@@ -101,11 +101,12 @@ class RunningTable:
         self.rank[slot] = sequence.order + behind
         return slot
 
-    def growth(self, slots: NDArray[np.int64]) -> Growth:
+    def growth(self, slots: NDArray[np.int64], num_shared: int) -> Growth:
         """What the sequences in these slots hold, and what they are expected to need."""
         size = self._block_size
         held = np.maximum(self.capacity[slots] // size, -(-self.num_known[slots] // size))
-        return Growth(held, np.maximum(0, self.num_projected_blocks[slots] - held))
+        missing = np.maximum(0, self.num_projected_blocks[slots] - held)
+        return Growth(held, missing, num_shared)
 
     def leave(self, slot: int) -> BlockTable:
         """Free the slot; returns the block table, for somebody to close."""

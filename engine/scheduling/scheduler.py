@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 from engine.kv_cache.kv_cache_manager import KVCacheManager
+from engine.kv_cache.projected_peak import Growth
 from engine.scheduling.admission import Admission, Predictor, must_be_guaranteed
 from engine.scheduling.chunks import service_order
 from engine.scheduling.inter_token_controller import InterTokenController, StepDemand, StepPlan
@@ -91,8 +92,7 @@ class Scheduler:
     @property
     def num_projected_blocks(self) -> int:
         """The most blocks that the running sequences are expected to hold at once."""
-        running = self._running
-        return self._kv_cache.projected_blocks(running.growth(np.flatnonzero(running.is_used)))
+        return self._growth().peak
 
     @property
     def num_waiting(self) -> int:
@@ -225,6 +225,7 @@ class Scheduler:
     def _admit(self) -> None:
         # Strictly in order: a smaller one behind the head could overtake it for ever.
         running = self._running
+        self._admission.note_projection(self._growth())
         while (sequence := self._interactive.head) is not None:
             num_interactive = int(running.is_interactive[running.is_used].sum())
             if sequence.is_pending or num_interactive >= self._plan.max_interactive:
@@ -243,18 +244,25 @@ class Scheduler:
         self._queue_of(sequence).remove(sequence)
         self._running.join(sequence, self._admission.open(sequence))
 
-    def _may_join(self, sequence: Sequence) -> bool:
+    def _growth(self) -> Growth:
         running = self._running
-        growth = running.growth(np.flatnonzero(running.is_used))
-        return running.num_free > 0 and self._admission.may_join(sequence, growth)
+        slots = np.flatnonzero(running.is_used)
+        return running.growth(slots, self._kv_cache.num_shared_blocks)
+
+    def _may_join(self, sequence: Sequence) -> bool:
+        return self._running.num_free > 0 and self._admission.may_join(sequence, self._growth())
 
     def _make_way_for(self, sequence: Sequence) -> bool:
         """Stop batch-class sequences for an interactive one, if that is enough to let it join."""
         running = self._running
         is_victim = running.is_used & ~running.is_interactive & ~running.is_guaranteed
         victims = np.flatnonzero(is_victim)
-        others = running.growth(np.flatnonzero(running.is_used & ~is_victim))
-        if not len(victims) or not self._admission.may_join(sequence, others):
+        if not len(victims):
+            return False
+        others = np.flatnonzero(running.is_used & ~is_victim)
+        held = [block for slot in others.tolist() for block in running.table(slot).blocks]
+        growth = running.growth(others, num_shared=len(held) - len(set(held)))
+        if not self._admission.may_join(sequence, growth):
             return False
         for slot in victims[np.argsort(-running.rank[victims])].tolist():
             self._preempt(slot)

@@ -167,9 +167,9 @@ class Books:
         num_held = len(set(blocks))
         assert cache.num_free_blocks == self.num_blocks - num_held
         sizes = np.array([len(reader.table.blocks) for reader in self.readers], np.int64)
-        growth = Growth(sizes, np.zeros_like(sizes))
-        assert cache.projected_blocks(growth) == num_held, "what is shared is counted twice"
-        assert 0 <= cache.num_free_host_blocks <= self.num_host_blocks
+        growth = Growth(sizes, np.zeros_like(sizes), cache.num_shared_blocks)
+        assert growth.peak == num_held, "what is shared is counted twice"
+        assert 0 <= cache.store.num_free_host_blocks <= self.num_host_blocks
 
     def _places(self, reader: Reader, start: int, end: int) -> list[tuple[int, int]]:
         blocks, size = reader.table.blocks, self.block_size

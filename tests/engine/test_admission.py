@@ -15,7 +15,7 @@ from tests.engine.sequences import BLOCK_SIZE, Expecting, sequence
 
 NUM_BLOCKS = 100
 HIGH, LOW = int(HIGH_WATERMARK * NUM_BLOCKS), int(LOW_WATERMARK * NUM_BLOCKS)
-NOBODY = Growth(np.zeros(0, np.int64), np.zeros(0, np.int64))
+NOBODY = Growth(np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
 
 
 def admission(expected: int = 1_000_000) -> tuple[Admission, KVCacheManager]:
@@ -24,7 +24,7 @@ def admission(expected: int = 1_000_000) -> tuple[Admission, KVCacheManager]:
 
 
 def one_that_holds(held: int, missing: int = 0) -> Growth:
-    return Growth(np.array([held]), np.array([missing]))
+    return Growth(np.array([held]), np.array([missing]), 0)
 
 
 def with_prompt_of(num_blocks: int) -> Sequence:
@@ -68,9 +68,12 @@ def test_after_a_preemption_nobody_joins_until_the_projection_is_low() -> None:
     small = with_prompt_of(1)
     assert entry.may_join(small, one_that_holds(HIGH - 1))
     entry.note_preemption()
+    entry.note_projection(one_that_holds(HIGH - 1))
     assert not entry.may_join(small, one_that_holds(HIGH - 1))
     assert not entry.may_join(small, one_that_holds(LOW + 1))
     assert entry.may_join(small, one_that_holds(LOW - 1))
+    assert not entry.may_join(small, one_that_holds(HIGH - 1)), "nothing has changed yet"
+    entry.note_projection(one_that_holds(LOW))
     assert entry.may_join(small, one_that_holds(HIGH - 1)), "the shortage is over"
     entry.note_preemption()
     assert not entry.may_join(small, one_that_holds(HIGH - 1))

@@ -12,13 +12,14 @@ from engine.kv_cache.projected_peak import Growth
 from tests.engine.kv_books import Books, Reader
 
 LONG = tuple(range(1, 15))  # 14 tokens: three full blocks of four, and a half
-NOBODY = Growth(np.zeros(0, np.int64), np.zeros(0, np.int64))
+NOBODY = Growth(np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
 
 
 def growth_of(*readers: Reader) -> Growth:
     """What the readers hold, expecting no more."""
     sizes = np.array([len(reader.table.blocks) for reader in readers], np.int64)
-    return Growth(sizes, np.zeros_like(sizes))
+    num_held = len({block for reader in readers for block in reader.table.blocks})
+    return Growth(sizes, np.zeros_like(sizes), int(sizes.sum()) - num_held)
 
 
 def stream(seed: int, num_tokens: int) -> tuple[int, ...]:
@@ -101,7 +102,6 @@ def test_blocks_that_a_newcomer_can_share_are_not_counted_twice() -> None:
 def test_idle_blocks_are_room_and_no_debt() -> None:
     books = Books(4, 4)
     books.run((*LONG, 99))
-    assert books.cache.projected_blocks(NOBODY) == 0
     assert books.cache.has_room(PrefixChain("b", [1] * 16, 4), 16, 4, NOBODY)
 
 
@@ -111,7 +111,8 @@ def test_shared_blocks_are_projected_once() -> None:
     for i in range(4):
         readers.append(books.open((*LONG[:12], 50 + i)))
         books.compute(readers[-1])
-    assert books.cache.projected_blocks(growth_of(*readers)) == 3 + 4
+    assert growth_of(*readers).peak == 3 + 4
+    assert books.cache.num_shared_blocks == 3 * 3
 
 
 def test_guarantees_never_exceed_the_cache() -> None:
@@ -261,9 +262,9 @@ def test_what_must_go_from_the_device_comes_back_from_the_host() -> None:
     books.run(LONG)
     books.run((9,) * 16)
     assert books.seen[MoveKind.OFFLOAD.value] == 4
-    assert books.cache.num_offloaded_blocks == 4
+    assert books.cache.store.num_offloaded == 4
     assert books.run(LONG) == 13
-    assert books.cache.num_loaded_blocks == books.seen[MoveKind.LOAD.value] == 4
+    assert books.cache.store.num_loaded == books.seen[MoveKind.LOAD.value] == 4
     books.check()
 
 
@@ -282,12 +283,12 @@ def test_moves_are_handed_out_once_and_in_their_order() -> None:
 def test_nothing_is_offloaded_when_computing_it_again_is_cheaper() -> None:
     books = Books(4, 4, num_host_blocks=8)
     for _ in range(8):
-        books.cache.swap_cost.observe_moves(1, 1.0)
-    books.cache.recompute_s_per_token = 1e-6
+        books.cache.store.swap_cost.observe_moves(1, 1.0)
+    books.cache.store.recompute_s_per_token = 1e-6
     books.run(LONG)
     books.run((9,) * 16)
     assert books.run(LONG) == 0
-    assert not books.cache.num_offloaded_blocks
+    assert not books.cache.store.num_offloaded
 
 
 def test_idle_blocks_on_the_host_give_way_to_preempted_ones_and_not_the_reverse() -> None:
@@ -310,15 +311,14 @@ def test_what_nobody_comes_back_for_gives_way_like_all_that_is_idle() -> None:
     books.compute(victim, 15)
     books.close(victim, is_preempted=True)
     books.run((9,) * 16)
-    assert books.cache.num_free_host_blocks == 0
+    assert books.cache.store.num_free_host_blocks == 0
     books.run((8,) * 16)
-    assert books.cache.num_offloaded_blocks == 4, "what is needed again is not displaced"
+    assert books.cache.store.num_offloaded == 4, "what is needed again is not displaced"
     books.give_up(victim)
     books.check()
-    books.run((7,) * 16)
-    books.run((6,) * 16)
-    books.run((5,) * 16)
-    assert books.cache.num_offloaded_blocks > 4 + 4
+    for token_id in (7, 6, 5):
+        books.run((token_id,) * 16)
+    assert books.cache.store.num_offloaded > 4 + 4
     assert books.run(victim.token_ids) == 0
     books.check()
 

@@ -119,11 +119,11 @@ def test_growth_counts_a_prompt_as_held_and_the_rest_as_missing() -> None:
     table = Table()
     running = table.running
     slot = table.join(sequence((1,) * 9, max_tokens=20), num_tokens=25)
-    growth = running.growth(np.array([slot]))
+    growth = running.growth(np.array([slot]), 0)
     assert growth.held.tolist() == [3]
     assert growth.missing.tolist() == [4]
     table.cover(slot, 28)
-    growth = running.growth(np.array([slot]))
+    growth = running.growth(np.array([slot]), 0)
     assert growth.held.tolist() == [7]
     assert growth.missing.tolist() == [0]
-    assert not len(running.growth(np.array([], np.int64)).held)
+    assert not len(running.growth(np.array([], np.int64), 0).held)

@@ -353,3 +353,31 @@ def test_limits_without_room_are_refused(name: str) -> None:
     sizes = {"max_num_batched_tokens": 8, "chunk_size": 8, "max_num_seqs": 4, "max_waiting": 8}
     with pytest.raises(ValueError, match=name):
         SchedulerLimits(**(sizes | {name: 0}))
+
+
+def test_batch_sequences_that_share_do_not_lose_their_places_in_vain() -> None:
+    engine, _ = build(num_blocks=24, max_num_batched_tokens=64, chunk_size=64)
+    engine.add(order("reader", own_prompt(0, 35), endless(9)))
+    sharing = SamplingParams(max_tokens=8, n=3, ignore_eos=True)
+    engine.add(order("batch", own_prompt(1, 24), sharing, priority_class=BATCH))
+    engine.step()
+    engine.step()
+    engine.add(order("too-large", own_prompt(2, 50), endless(4)))
+    engine.step()
+    # Stopping all three would free what they hold together, which is not enough.
+    assert engine.stats().preemptions_total == 0
+    run_to_end(engine)
+
+
+def test_a_shortage_is_not_over_because_it_would_be_if_others_had_gone() -> None:
+    engine, _ = build(num_blocks=100, max_num_batched_tokens=600, chunk_size=600, max_num_seqs=8)
+    engine.add(order("reader", own_prompt(0, 200), endless(4)))
+    engine.add(order("batch", own_prompt(1, 160), endless(4), priority_class=BATCH))
+    engine.step()
+    engine._scheduler._admission.note_preemption()
+    engine.add(order("large", own_prompt(2, 240), endless(4)))
+    engine.add(order("small", own_prompt(3, 4), endless(4), priority_class=BATCH))
+    engine.step()
+    assert engine.stats().running == 2
+    assert engine.stats().preemptions_total == 0
+    run_to_end(engine)
