@@ -54,6 +54,8 @@ class Started:
         with self.process:
             assert self.process.stdin is not None
             self.process.stdin.close()
+            # Leaving the block closes its output, and it may have something to say until it ends.
+            self.process.wait()
         assert self.process.returncode in {0, -signal.SIGKILL}
 
 
