@@ -61,7 +61,9 @@ class ModelRunner:
             hidden = self._model.hidden_states(
                 torch.from_numpy(work.token_ids),
                 torch.from_numpy(layout.positions),
-                attention_batch(layout, self._shape, self._model.dtype),
+                attention_batch(
+                    layout, self._shape, self._model.dtype, self._model.description.windows
+                ),
                 self._caches,
             )
             errors = self._broken_rows(layout, hidden)

@@ -4,30 +4,47 @@ One pass takes the rows of one step, whatever sequences they belong to, and give
 hidden states. Attention metadata comes in as an argument; there is no state but the weights.
 """
 
-import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.layers.attention import AttentionBatch
 from engine.layers.linear import Linear
-from engine.models.description import DecoderDescription
+from engine.models.description import DecoderDescription, LayerDescription
+from kernels.reference.gelu_mul import gelu_mul
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope import apply_rope
 from kernels.reference.silu_mul import silu_mul
 
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_mul,
+    "gelu_pytorch_tanh": gelu_mul,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Weights of one block. `qkv` and `gate_up` are fused: one product instead of several."""
+    """Weights of one block. `qkv` and `gate_up` are fused: one product instead of several.
+
+    A norm that a model does not have is None.
+    """
 
     input_norm: Tensor
     qkv: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
     attention_out: Linear
+    attention_out_norm: Tensor | None
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    mlp_out_norm: Tensor | None
+
+
+RopeTables = tuple[Tensor, Tensor]
 
 
 class Decoder:
@@ -39,51 +56,68 @@ class Decoder:
         embedding: Tensor,
         layers: list[DecoderLayer],
         head: tuple[Tensor, Linear],
-        rope: tuple[Tensor, Tensor],
+        ropes: Sequence[RopeTables],
     ) -> None:
         self.description = description
         self.dtype = embedding.dtype
         self._embedding = embedding
         self._layers = layers
         self._final_norm, self._lm_head = head
-        self._cos, self._sin = rope
+        self._ropes = ropes
+        self._activation = _ACTIVATIONS[description.activation]
+        # Rounded as the model's own code rounds it, to the dtype of what it multiplies.
+        self._scale = torch.tensor(description.embedding_scale, dtype=self.dtype).item()
 
     def hidden_states(
         self, token_ids: Tensor, positions: Tensor, batch: AttentionBatch, caches: Tensor
     ) -> Tensor:
         """Normalised states [rows, hidden] of the rows' tokens; KV goes into caches[layer]."""
         eps = self.description.rms_norm_eps
-        cos, sin = self._cos[positions], self._sin[positions]
+        ropes = [(cos[positions], sin[positions]) for cos, sin in self._ropes]
         hidden = functional.embedding(token_ids, self._embedding)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            normed = rms_norm(hidden, layer.input_norm, eps)
-            hidden = hidden + self._attention(layer, normed, (cos, sin), batch, cache)
-            normed = rms_norm(hidden, layer.mlp_norm, eps)
-            hidden = hidden + layer.down(silu_mul(layer.gate_up(normed)))
+        if self._scale != 1:
+            hidden = hidden * self._scale
+        for kind, layer, cache in zip(self.description.layers, self._layers, caches, strict=True):
+            rope = None if kind.rope is None else ropes[kind.rope]
+            qkv = layer.qkv(rms_norm(hidden, layer.input_norm, eps))
+            out = layer.attention_out(self._attention((kind, layer), qkv, rope, batch, cache))
+            hidden = hidden + self._normed(out, layer.attention_out_norm)
+            out = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps))
+            out = layer.down(self._activation(out))
+            hidden = hidden + self._normed(out, layer.mlp_out_norm)
         return rms_norm(hidden, self._final_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [rows, vocab] of the next token, for the rows that want one."""
-        return self._lm_head(hidden)
+        scores = self._lm_head(hidden)
+        cap = self.description.logit_soft_cap
+        return scores if cap is None else torch.tanh(scores / cap) * cap
 
     def _attention(
         self,
-        layer: DecoderLayer,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
+        block: tuple[LayerDescription, DecoderLayer],
+        qkv: Tensor,
+        rope: RopeTables | None,
         batch: AttentionBatch,
         cache: Tensor,
     ) -> Tensor:
-        shape = self.description
-        qkv = layer.qkv(x).view(x.shape[0], -1, shape.head_dim)
-        num_rotated = shape.num_heads + shape.num_kv_heads
-        rotated = apply_rope(qkv[:, :num_rotated], *rope)
-        # Keys are rotated in place of the plain ones, so that keys and values stay neighbours.
-        qkv[:, :num_rotated] = rotated
-        out = batch.attend(
-            qkv[:, : shape.num_heads],
-            qkv[:, shape.num_heads :],
-            cache,
-            1 / math.sqrt(shape.head_dim),
+        (kind, layer), shape = block, self.description
+        rows, num_heads, num_turned = (
+            len(qkv),
+            shape.num_heads,
+            shape.num_heads + shape.num_kv_heads,
         )
-        return layer.attention_out(out.reshape(x.shape[0], -1))
+        qkv = qkv.view(rows, -1, shape.head_dim)
+        # Heads are changed in place of the plain ones, so that keys and values stay neighbours.
+        if layer.query_norm is not None:
+            qkv[:, :num_heads] = self._normed(qkv[:, :num_heads], layer.query_norm)
+            qkv[:, num_heads:num_turned] = self._normed(
+                qkv[:, num_heads:num_turned], layer.key_norm
+            )
+        if rope is not None:
+            qkv[:, :num_turned] = apply_rope(qkv[:, :num_turned], *rope)
+        out = batch.attend(qkv[:, :num_heads], qkv[:, num_heads:], cache, kind.attention)
+        return out.reshape(rows, -1)
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else rms_norm(x, weight, self.description.rms_norm_eps)

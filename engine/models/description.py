@@ -4,160 +4,200 @@ Only what is fully supported is accepted. Anything else is refused by name, beca
 that loads and speaks nonsense is worse than one that does not load.
 """
 
-import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SUPPORTED_MODEL_TYPES = ("llama",)
+from engine.layers.attention import AttentionRules
+from engine.models.config_file import ConfigObject, UnsupportedModel, read_config
+from engine.models.families import FAMILIES, Bias, Family
+from engine.models.layer_kinds import layers_have_rope, layers_have_window
+from engine.models.rope_description import RopeDescription, read_rope, read_rope_object
+
+SUPPORTED_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+# Fields that change what a model computes, in ways that are not built here.
+_FOREIGN_FIELDS = {
+    "quantization_config": "plain weights in bfloat16, float16 or float32",
+    "vision_config": "text models",
+    "audio_config": "text models",
+    "num_experts": "dense models",
+    "num_local_experts": "dense models",
+    "use_bidirectional_attention": "causal attention",
+}
 
 
-class UnsupportedModel(ValueError):
-    """The folder holds something that this engine cannot run faithfully; the text says what."""
+@dataclass(frozen=True, slots=True)
+class LayerDescription:
+    """What may differ between layers. `rope` counts in the description's ropes; None: none."""
+
+    attention: AttentionRules
+    rope: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderDescription:
-    """A Llama-like decoder: pre-norm blocks of grouped-query attention and a SwiGLU MLP."""
+    """A decoder of grouped-query attention and gated MLPs, each behind an RMS norm.
+
+    `has_qk_norm`: each query and key head is normalised before it turns.
+    `has_block_output_norms`: attention and MLP outputs are normalised before they are added.
+    `has_norm_offset`: norms multiply by 1 + weight. `embedding_scale` multiplies embeddings.
+    `logit_soft_cap` squeezes scores into (-cap, cap). `max_position_embeddings` is the longest
+    sequence that is served.
+    """
 
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
     max_position_embeddings: int
-    has_attention_bias: bool
+    activation: str
+    has_qkv_bias: bool
+    has_attention_out_bias: bool
     has_mlp_bias: bool
+    has_qk_norm: bool
+    has_block_output_norms: bool
+    has_norm_offset: bool
     has_tied_embeddings: bool
+    embedding_scale: float
+    logit_soft_cap: float | None
+    ropes: tuple[RopeDescription, ...]
+    layers: tuple[LayerDescription, ...]
     eos_token_ids: frozenset[int]
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks of attention and MLP."""
+        return len(self.layers)
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """The sliding windows that occur; None is a layer that sees everything before it."""
+        return frozenset(layer.attention.window for layer in self.layers)
 
 
 def read_description(folder: Path) -> DecoderDescription:
     """Read config.json (and generation_config.json for the end tokens) or refuse by name."""
-    path = folder / "config.json"
-    config = _Config(path, _read_object(path))
-    _refuse_unsupported(config)
+    config = read_config(folder / "config.json")
+    family = _family(config)
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     hidden_size = config.integer("hidden_size")
-    head_dim = config.integer("head_dim", hidden_size // heads)
+    head_dim = config.integer("head_dim", family.head_dim or hidden_size // heads)
     if heads % kv_heads or head_dim % 2:
         raise UnsupportedModel(
-            f"{path}: {heads} query heads over {kv_heads} KV heads of {head_dim}; the first "
+            f"{config.path}: {heads} query heads over {kv_heads} KV heads of {head_dim}; the first "
             "must be a multiple of the second and the head size even."
         )
+    has_stated_bias = family.bias is Bias.STATED and config.flag("attention_bias")
     return DecoderDescription(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(config),
-        max_position_embeddings=config.integer("max_position_embeddings", 2048),
-        has_attention_bias=config.flag("attention_bias"),
-        has_mlp_bias=config.flag("mlp_bias"),
-        has_tied_embeddings=config.flag("tie_word_embeddings"),
+        max_position_embeddings=config.integer("max_position_embeddings"),
+        activation=_activation(config, family),
+        has_qkv_bias=has_stated_bias or family.bias is Bias.QKV,
+        has_attention_out_bias=has_stated_bias,
+        has_mlp_bias=family.can_have_mlp_bias and config.flag("mlp_bias"),
+        has_qk_norm=family.has_qk_norm,
+        has_block_output_norms=family.has_block_output_norms,
+        has_norm_offset=family.has_norm_offset,
+        has_tied_embeddings=config.flag("tie_word_embeddings", family.has_tied_embeddings),
+        embedding_scale=math.sqrt(hidden_size) if family.has_scaled_embedding else 1.0,
+        logit_soft_cap=_soft_cap(config, "final_logit_softcapping", family.logit_soft_cap),
+        ropes=_ropes(config, family),
+        layers=_layers(config, family, head_dim),
         eos_token_ids=_eos_token_ids(folder, config),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """A JSON object whose fields are checked as they are read."""
-
-    path: Path
-    values: dict[str, object]
-
-    def get(self, name: str) -> object:
-        return self.values.get(name)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnsupportedModel(f"{self.path}: {name} is {value!r}, not a positive integer.")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise UnsupportedModel(f"{self.path}: {name} is {value!r}, not a positive number.")
-        return float(value)
-
-    def flag(self, name: str) -> bool:
-        return bool(self.get(name))
-
-    def object(self, name: str) -> "_Config":
-        value = self.get(name) or {}
-        if not isinstance(value, dict):
-            raise UnsupportedModel(f"{self.path}: {name} is {value!r}, not an object.")
-        return _Config(self.path, value)
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        raise UnsupportedModel(f"{path} is missing: a model folder needs it.")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnsupportedModel(f"{path} is not JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise UnsupportedModel(f"{path} does not hold a JSON object.")
-    return value
-
-
-def _refuse_unsupported(config: _Config) -> None:
+def _family(config: ConfigObject) -> Family:
+    for name, supported in _FOREIGN_FIELDS.items():
+        if config.get(name):
+            raise UnsupportedModel(
+                f"{config.path}: {name} is not supported; supported: {supported}."
+            )
     model_type = config.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
         raise UnsupportedModel(
             f"{config.path}: model_type {model_type!r} is not supported; supported: "
-            f"{', '.join(SUPPORTED_MODEL_TYPES)}."
+            f"{', '.join(FAMILIES)}."
         )
-    activation = config.get("hidden_act")
-    if activation not in (None, "silu"):
+    return family
+
+
+def _activation(config: ConfigObject, family: Family) -> str:
+    # Gemma's configs have both names; hidden_activation is the one that counts there.
+    named = config.text("hidden_act", family.activation)
+    if family.activation != "silu":
+        named = config.text("hidden_activation", family.activation)
+    if named not in SUPPORTED_ACTIVATIONS:
         raise UnsupportedModel(
-            f"{config.path}: hidden_act {activation!r} is not supported; supported: silu."
+            f"{config.path}: hidden_act {named!r} is not supported; supported: "
+            f"{', '.join(SUPPORTED_ACTIVATIONS)}."
         )
-    if config.get("quantization_config") is not None:
+    return named
+
+
+def _soft_cap(config: ConfigObject, name: str, default: float | None) -> float | None:
+    """A family without a cap ignores none: whoever sets one wants it."""
+    if name in config.values and config.get(name) is None:
+        return None
+    return config.number(name, default) if default or config.get(name) else None
+
+
+def _ropes(config: ConfigObject, family: Family) -> tuple[RopeDescription, ...]:
+    """One, or where windows have their own: that of other layers, then that of windows."""
+    if family.local_rope_theta is None:
+        return (read_rope(config, family.rope_theta),)
+    both = config.object("rope_parameters")
+    whole, local = both.object("full_attention"), both.object("sliding_attention")
+    if config.get("rope_scaling"):
+        whole = config.object("rope_scaling")
+    return (
+        read_rope_object(config, whole, config.number("rope_theta", family.rope_theta)),
+        read_rope_object(
+            config, local, config.number("rope_local_base_freq", family.local_rope_theta)
+        ),
+    )
+
+
+def _layers(config: ConfigObject, family: Family, head_dim: int) -> tuple[LayerDescription, ...]:
+    scale_size = float(head_dim)
+    if family.query_scale_size is not None:
+        scale_size = config.number("query_pre_attn_scalar", family.query_scale_size)
+    soft_cap = _soft_cap(config, "attn_logit_softcapping", family.attention_soft_cap)
+    if soft_cap is not None and not family.can_cap_attention:
         raise UnsupportedModel(
-            f"{config.path}: quantization_config is not supported; supported: plain weights "
-            "in bfloat16, float16 or float32."
+            f"{config.path}: attn_logit_softcapping is not supported for model_type "
+            f"{config.get('model_type')!r}; gemma2 has it."
         )
+    have_rope: Sequence[bool] = layers_have_rope(config, family)
+    window = config.integer("sliding_window", family.window or 1)
+    layers = []
+    for has_rope, has_window in zip(
+        have_rope, layers_have_window(config, family, have_rope), strict=True
+    ):
+        rules = AttentionRules(scale_size**-0.5, window if has_window else None, soft_cap)
+        rope = 1 if has_window and family.local_rope_theta is not None else 0
+        layers.append(LayerDescription(rules, rope if has_rope else None))
+    return tuple(layers)
 
 
-def _rope_theta(config: _Config) -> float:
-    """Newer checkpoints keep theta inside rope_parameters, older ones beside rope_scaling."""
-    rope = config.object("rope_parameters")
-    scaling = config.object("rope_scaling")
-    for part in (rope, scaling):
-        kind = part.get("rope_type") or part.get("type") or "default"
-        if kind != "default":
-            raise UnsupportedModel(
-                f"{config.path}: rope scaling {kind!r} is not supported; supported: default "
-                "(no scaling)."
-            )
-    return rope.number("rope_theta", scaling.number("rope_theta", _outer_theta(config)))
-
-
-def _outer_theta(config: _Config) -> float:
-    return config.number("rope_theta", 10000.0)
-
-
-def _eos_token_ids(folder: Path, config: _Config) -> frozenset[int]:
+def _eos_token_ids(folder: Path, config: ConfigObject) -> frozenset[int]:
     """generation_config.json knows better which tokens end a turn; config.json is the fallback."""
     generation = folder / "generation_config.json"
     value = None
     if generation.is_file():
-        value = _read_object(generation).get("eos_token_id")
+        value = read_config(generation).get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]

@@ -7,144 +7,110 @@ error with its name, because guessing would give a model that speaks nonsense.
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.layers.linear import Linear
-from engine.models.decoder import Decoder, DecoderLayer
-from engine.models.description import DecoderDescription, UnsupportedModel, read_description
+from engine.models.config_file import UnsupportedModel
+from engine.models.decoder import Decoder, DecoderLayer, RopeTables
+from engine.models.description import DecoderDescription, read_description
+from engine.models.rope_description import RopeDescription
+from engine.models.rope_frequencies import amplitude, frequencies
+from engine.weights.safetensors_folder import SafetensorsFolder, WeightsNotUsable
 from kernels.reference.rope import rope_tables
 
-_PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_decoder(folder: Path, dtype: str) -> Decoder:
-    """Load the model in the given dtype ("float32" or "bfloat16").
+    """Load the model to compute in the given dtype ("float32" or "bfloat16").
 
     Raises UnsupportedModel, naming what is wrong and what is supported.
     """
     if dtype not in DTYPES:
         raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}.")
-    _refuse_pickles(folder)
     description = read_description(folder)
-    weights = _Weights(_read_tensors(folder), DTYPES[dtype])
-    decoder = _assemble(description, weights)
-    weights.refuse_leftovers()
+    try:
+        tensors = SafetensorsFolder(folder)
+        decoder = _Assembly(description, tensors, DTYPES[dtype]).decoder()
+        tensors.refuse_leftovers()
+    except WeightsNotUsable as error:
+        raise UnsupportedModel(str(error)) from error
     return decoder
 
 
-class _Weights:
-    """The checkpoint's tensors by name; each is taken once, with the shape it must have."""
+class _Assembly:
+    """Puts the tensors where the description wants them, in the dtype to compute in."""
 
-    def __init__(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: DecoderDescription, tensors: SafetensorsFolder, dtype: torch.dtype
+    ) -> None:
+        self._shape = shape
         self._tensors = tensors
-        self.dtype = dtype
+        self._dtype = dtype
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        tensor = self._tensors.pop(name, None)
-        if tensor is None:
-            raise UnsupportedModel(f"The checkpoint has no tensor {name}.")
-        if tuple(tensor.shape) != shape:
-            raise UnsupportedModel(
-                f"Tensor {name} is {list(tensor.shape)}; config.json says {list(shape)}."
-            )
-        if not tensor.is_floating_point():
-            raise UnsupportedModel(f"Tensor {name} is {tensor.dtype}; only floats are supported.")
-        return tensor.to(self.dtype)
+    def decoder(self) -> Decoder:
+        """The whole model."""
+        shape = self._shape
+        embedding = self._tensor("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
+        layers = [self._layer(f"model.layers.{i}") for i in range(shape.num_layers)]
+        final_norm = self._norm("model.norm", shape.hidden_size)
+        if shape.has_tied_embeddings:
+            self._tensors.discard("lm_head.weight")
+            lm_head = Linear(embedding)
+        else:
+            lm_head = self._linear({"lm_head": shape.vocab_size}, shape.hidden_size, has_bias=False)
+        ropes = [self._rope(rope) for rope in shape.ropes]
+        return Decoder(shape, embedding, layers, (final_norm, lm_head), ropes)
 
-    def linear(self, parts: dict[str, int], in_features: int, has_bias: bool) -> Linear:
-        """One projection out of several that read the same input, one below the other."""
-        weights = [self.take(f"{name}.weight", out, in_features) for name, out in parts.items()]
-        biases = [self.take(f"{name}.bias", out) for name, out in parts.items() if has_bias]
-        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
-
-    def discard(self, name: str) -> None:
-        self._tensors.pop(name, None)
-
-    def refuse_leftovers(self) -> None:
-        # Old checkpoints store this table; it follows from theta.
-        unknown = [name for name in self._tensors if not name.endswith("rotary_emb.inv_freq")]
-        if unknown:
-            raise UnsupportedModel(
-                f"The checkpoint holds {len(unknown)} tensors that config.json does not account "
-                f"for, such as {min(unknown)}."
-            )
-
-
-def _refuse_pickles(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UnsupportedModel(f"{folder} is not a folder.")
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE_SUFFIXES)
-    if pickles:
-        raise UnsupportedModel(
-            f"{folder} holds {pickles[0]}: loading such a file can run code. Only safetensors "
-            "are accepted; remove it or convert it."
+    def _layer(self, prefix: str) -> DecoderLayer:
+        shape = self._shape
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        qkv = {f"{attention}.{part}_proj": queries if part == "q" else keys for part in "qkv"}
+        gate_up = {f"{mlp}.{part}_proj": inner for part in ("gate", "up")}
+        # This name is the norm before the MLP, or where outputs are normalised, after attention.
+        after = f"{prefix}.post_attention_layernorm"
+        has_out_norms, has_qk_norm = shape.has_block_output_norms, shape.has_qk_norm
+        before_mlp = f"{prefix}.pre_feedforward_layernorm" if has_out_norms else after
+        return DecoderLayer(
+            input_norm=self._norm(f"{prefix}.input_layernorm", hidden),
+            qkv=self._linear(qkv, hidden, shape.has_qkv_bias),
+            query_norm=self._norm_if(has_qk_norm, f"{attention}.q_norm", shape.head_dim),
+            key_norm=self._norm_if(has_qk_norm, f"{attention}.k_norm", shape.head_dim),
+            attention_out=self._linear(
+                {f"{attention}.o_proj": hidden}, queries, shape.has_attention_out_bias
+            ),
+            attention_out_norm=self._norm_if(has_out_norms, after, hidden),
+            mlp_norm=self._norm(before_mlp, hidden),
+            gate_up=self._linear(gate_up, hidden, shape.has_mlp_bias),
+            down=self._linear({f"{mlp}.down_proj": hidden}, inner, shape.has_mlp_bias),
+            mlp_out_norm=self._norm_if(
+                has_out_norms, f"{prefix}.post_feedforward_layernorm", hidden
+            ),
         )
 
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        return self._tensors.take(name, *shape).to(self._dtype)
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise UnsupportedModel(f"{folder} holds no model*.safetensors.")
-    tensors: dict[str, Tensor] = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = file.keys()
-                repeated = tensors.keys() & set(names)
-                if repeated:
-                    raise UnsupportedModel(f"{path} repeats tensor {min(repeated)}.")
-                tensors |= {name: file.get_tensor(name) for name in names}
-        except (SafetensorError, OSError) as error:
-            raise UnsupportedModel(
-                f"{path} is not a readable safetensors file: {error}."
-            ) from error
-    return tensors
+    def _norm(self, name: str, size: int) -> Tensor:
+        if not self._shape.has_norm_offset:
+            return self._tensor(f"{name}.weight", size)
+        # 1 + weight has more digits than the weight's own dtype could keep.
+        return 1.0 + self._tensors.take(f"{name}.weight", size).float()
 
+    def _norm_if(self, has_norm: bool, name: str, size: int) -> Tensor | None:
+        return self._norm(name, size) if has_norm else None
 
-def _assemble(shape: DecoderDescription, weights: _Weights) -> Decoder:
-    embedding = weights.take("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
-    layers = [_layer(shape, weights, f"model.layers.{i}") for i in range(shape.num_layers)]
-    final_norm = weights.take("model.norm.weight", shape.hidden_size)
-    if shape.has_tied_embeddings:
-        weights.discard("lm_head.weight")
-        lm_head = Linear(embedding)
-    else:
-        lm_head = weights.linear({"lm_head": shape.vocab_size}, shape.hidden_size, has_bias=False)
-    cos, sin = rope_tables(shape.max_position_embeddings, shape.head_dim, shape.rope_theta)
-    rope = cos.to(weights.dtype), sin.to(weights.dtype)
-    return Decoder(shape, embedding, layers, (final_norm, lm_head), rope)
+    def _linear(self, parts: dict[str, int], in_features: int, has_bias: bool) -> Linear:
+        """One projection out of several that read the same input, one below the other."""
+        weights = [self._tensor(f"{name}.weight", out, in_features) for name, out in parts.items()]
+        biases = [self._tensor(f"{name}.bias", out) for name, out in parts.items() if has_bias]
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
-
-def _layer(shape: DecoderDescription, weights: _Weights, prefix: str) -> DecoderLayer:
-    query_size = shape.num_heads * shape.head_dim
-    kv_size = shape.num_kv_heads * shape.head_dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    return DecoderLayer(
-        input_norm=weights.take(f"{prefix}.input_layernorm.weight", shape.hidden_size),
-        qkv=weights.linear(
-            {
-                f"{attention}.q_proj": query_size,
-                f"{attention}.k_proj": kv_size,
-                f"{attention}.v_proj": kv_size,
-            },
-            shape.hidden_size,
-            shape.has_attention_bias,
-        ),
-        attention_out=weights.linear(
-            {f"{attention}.o_proj": shape.hidden_size}, query_size, shape.has_attention_bias
-        ),
-        mlp_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", shape.hidden_size),
-        gate_up=weights.linear(
-            {
-                f"{mlp}.gate_proj": shape.intermediate_size,
-                f"{mlp}.up_proj": shape.intermediate_size,
-            },
-            shape.hidden_size,
-            shape.has_mlp_bias,
-        ),
-        down=weights.linear(
-            {f"{mlp}.down_proj": shape.hidden_size}, shape.intermediate_size, shape.has_mlp_bias
-        ),
-    )
+    def _rope(self, rope: RopeDescription) -> RopeTables:
+        shape = self._shape
+        cos, sin = rope_tables(
+            frequencies(rope, shape.head_dim), shape.max_position_embeddings, amplitude(rope)
+        )
+        return cos.to(self._dtype), sin.to(self._dtype)

@@ -9,7 +9,8 @@ Query heads g x kv_head .. share a key head in groups (GQA); a group's queries a
 rows of one small matrix, so keys and values are never repeated.
 
 Places beyond a sequence's context are masked, not skipped: whatever stale numbers lie there
-must be finite, which is the promise of whoever writes the cache.
+must be finite, which is the promise of whoever writes the cache. A soft cap, where a model has
+one, squeezes scores into (-cap, cap) before the mask: cap x tanh(score / cap).
 """
 
 import torch
@@ -38,22 +39,29 @@ def gather_kv(cache: Tensor, rows: Tensor, block_size: int) -> Tensor:
     return cache.view(-1, block_size * head_dim).index_select(0, rows).view(-1, head_dim)
 
 
-def attend_decode(query: Tensor, context: Tensor, bias: Tensor, scale: float) -> Tensor:
+def attend_decode(
+    query: Tensor, context: Tensor, bias: Tensor, scale: float, soft_cap: float | None = None
+) -> Tensor:
     """One query token per sequence against its padded context.
 
     query [sequences, heads, head_dim]; context as gather_kv gives it; bias
-    [sequences x kv_heads, 1, length] is 0 inside a sequence's context and -inf beyond.
+    [sequences x kv_heads, 1, length] is 0 where a sequence looks and -inf elsewhere.
     Returns [sequences, heads, head_dim].
     """
     sequences, heads, head_dim = query.shape
     keys, values = context.view(2, bias.shape[0], bias.shape[2], head_dim)
     groups = query.reshape(bias.shape[0], -1, head_dim)
-    scores = torch.baddbmm(bias, groups, keys.transpose(1, 2), alpha=scale)
+    if soft_cap is None:
+        scores = torch.baddbmm(bias, groups, keys.transpose(1, 2), alpha=scale)
+    else:
+        scores = _capped(torch.bmm(groups, keys.transpose(1, 2)) * scale, soft_cap) + bias
     return torch.bmm(scores.softmax(dim=-1), values).view(sequences, heads, head_dim)
 
 
-def attend_chunk(query: Tensor, context: Tensor, visible: Tensor, scale: float) -> Tensor:
-    """A run of one sequence's tokens, each against everything up to itself.
+def attend_chunk(
+    query: Tensor, context: Tensor, visible: Tensor, scale: float, soft_cap: float | None = None
+) -> Tensor:
+    """A run of one sequence's tokens, each against what `visible` lets it see.
 
     query [tokens, heads, head_dim]; context [2, kv_heads, >= length, head_dim], already
     containing the run's own keys; visible [tokens, length] says which query sees which place.
@@ -62,17 +70,29 @@ def attend_chunk(query: Tensor, context: Tensor, visible: Tensor, scale: float) 
     tokens, heads, head_dim = query.shape
     keys, values = context[:, :, : visible.shape[1]]
     kv_heads = keys.shape[0]
-    groups = heads // kv_heads
-    out = functional.scaled_dot_product_attention(
-        query.transpose(0, 1).reshape(kv_heads, groups, tokens, head_dim),
-        keys.unsqueeze(1).expand(-1, groups, -1, -1),
-        values.unsqueeze(1).expand(-1, groups, -1, -1),
-        attn_mask=visible,
-        scale=scale,
-    )
+    grouped = query.transpose(0, 1).reshape(kv_heads, heads // kv_heads, tokens, head_dim)
+    if soft_cap is None:
+        out = functional.scaled_dot_product_attention(
+            grouped,
+            keys.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1),
+            values.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1),
+            attn_mask=visible,
+            scale=scale,
+        )
+    else:
+        scores = _capped(grouped @ keys.unsqueeze(1).transpose(2, 3) * scale, soft_cap)
+        out = scores.masked_fill(~visible, float("-inf")).softmax(-1) @ values.unsqueeze(1)
     return out.flatten(0, 1).transpose(0, 1)
 
 
-def causal_mask(start: int, count: int) -> Tensor:
-    """Which of the places 0 .. start + count - 1 the positions from `start` on may see."""
-    return torch.ones(count, start + count, dtype=torch.bool).tril(start)
+def causal_mask(start: int, count: int, window: int | None = None) -> Tensor:
+    """Which of the places 0 .. start + count - 1 the positions from `start` on may see.
+
+    With a window, a position sees itself and the window - 1 before it.
+    """
+    mask = torch.ones(count, start + count, dtype=torch.bool).tril(start)
+    return mask if window is None else mask.triu(start - window + 1)
+
+
+def _capped(scores: Tensor, soft_cap: float) -> Tensor:
+    return torch.tanh(scores / soft_cap) * soft_cap

@@ -1,8 +1,8 @@
 """Rotary position embedding over two halves (the layout of Hugging Face checkpoints).
 
-With x = [a, b] the halves of one head and angle = position * theta^(-2i / head_dim):
+With x = [a, b] the halves of one head and angle = position * frequency of the pair:
 
-    [a, b]  ->  [a cos - b sin,  b cos + a sin]
+    [a, b]  ->  [a cos - b sin,  b cos + a sin] * amplitude
 
 which is x * [cos, cos] + [b, a] * [-sin, sin]: one flip, one product, one fused product.
 """
@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 
-def rope_tables(max_positions: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return ([cos, cos], [-sin, sin]), each [max_positions, 2, head_dim / 2] in float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def rope_tables(
+    frequencies: Tensor, max_positions: int, amplitude: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return ([cos, cos], [-sin, sin]), each [max_positions, 2, head_dim / 2] in float32.
+
+    `frequencies` [head_dim / 2] are angles per position.
+    """
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, 1.0 / theta**exponents)
-    cos, sin = angles.cos(), angles.sin()
+    angles = torch.outer(positions, frequencies)
+    cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
     return torch.stack((cos, cos), dim=1), torch.stack((-sin, sin), dim=1)
 
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.models.description import UnsupportedModel, read_description
+from engine.models.config_file import UnsupportedModel
+from engine.models.description import read_description
 from engine.models.loader import load_decoder
+from engine.models.rope_description import PlainRope
 from tests.engine.oracle import write_tiny_llama
 
 
@@ -45,12 +47,27 @@ def test_python_files_in_the_folder_are_never_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"model_type": "mamba"}, "'mamba' is not supported; supported: llama"),
+        ({"model_type": "mamba"}, "'mamba' is not supported; supported: llama, mistral, qwen2"),
         ({"model_type": None}, "None is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' is not supported"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' is not supported"),
+        ({"model_type": "mixtral"}, "'mixtral' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        ({"rope_scaling": {"type": "mrope"}}, "'mrope' is not supported; supported: default"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is None"),
+        ({"rope_scaling": {"full_attention": {"type": "linear"}}}, "full_attention"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"vision_config": {"depth": 2}}, "vision_config is not supported; supported: text"),
+        ({"num_local_experts": 8}, "num_local_experts is not supported; supported: dense"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes', not true or false"),
+        ({"model_type": "qwen2"}, "no tensor model.layers.0.self_attn.q_proj.bias"),
+        ({"model_type": "qwen3"}, "no tensor model.layers.0.self_attn.q_norm.weight"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["linear"] * 3},
+            "layer type 'linear' is not supported; supported: full_attention",
+        ),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "attn_logit_softcapping"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers is not a list of 3"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers"),
         ({"vocab_size": 261}, "model.embed_tokens.weight"),
         ({"num_hidden_layers": 4}, "no tensor model.layers.3"),
@@ -87,7 +104,7 @@ def test_broken_files_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"model\.safetensors is not a readable"):
         load_decoder(folder, "float32")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UnsupportedModel, match="holds no model"):
+    with pytest.raises(UnsupportedModel, match=r"holds no model\.safetensors"):
         load_decoder(folder, "float32")
     (folder / "config.json").write_text("{")
     with pytest.raises(UnsupportedModel, match="not JSON"):
@@ -101,9 +118,21 @@ def test_an_unknown_dtype_is_refused_by_name(folder: Path) -> None:
 
 def test_rope_theta_is_found_in_old_and_new_configs(folder: Path) -> None:
     change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
-    assert read_description(folder).rope_theta == 5e5
+    assert read_description(folder).ropes == (PlainRope(5e5),)
     change_config(folder, rope_parameters=None, rope_scaling=None, rope_theta=1e6)
-    assert read_description(folder).rope_theta == 1e6
+    assert read_description(folder).ropes == (PlainRope(1e6),)
+
+
+def test_dynamic_rope_is_plain_rope_up_to_the_longest_sequence_served(folder: Path) -> None:
+    change_config(
+        folder,
+        rope_parameters=None,
+        rope_scaling={"type": "dynamic", "factor": 4.0},
+        rope_theta=5e5,
+    )
+    description = read_description(folder)
+    assert description.ropes == (PlainRope(5e5),)
+    assert description.max_position_embeddings == 512
 
 
 def test_the_generation_config_knows_the_end_tokens(folder: Path) -> None:

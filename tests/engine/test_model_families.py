@@ -1,0 +1,150 @@
+"""Every family's logits are those of transformers, however the tokens are cut into steps."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from engine.layers.attention import CacheShape, attention_batch
+from engine.layers.step_layout import step_layout
+from engine.models.config_file import UnsupportedModel
+from engine.models.decoder import Decoder
+from engine.models.loader import load_decoder
+from tests.engine.oracle import engine_words_alone, engine_words_together, oracle_words
+from tests.engine.tiny_models import MAX_POSITIONS, TINY_MODELS, VOCAB, write_tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 90
+LENGTHS = (MAX_POSITIONS, 61, 19, 5)
+
+
+@dataclass
+class Case:
+    folder: Path
+    decoder: Decoder
+    prompts: list[list[int]]
+    expected: list[Tensor]
+
+
+@pytest.fixture(scope="module", params=TINY_MODELS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    model = write_tiny_model(request.param, folder)
+    chooser = random.Random(3)
+    prompts = [[chooser.randrange(3, VOCAB) for _ in range(length)] for length in LENGTHS]
+    with torch.inference_mode():
+        expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    return Case(folder, load_decoder(folder, "float32"), prompts, expected)
+
+
+def logits_in_steps(
+    decoder: Decoder, prompts: list[list[int]], next_count: Callable[[], int]
+) -> list[Tensor]:
+    """Each prompt's logits at every position; in each step, next_count() tokens of each."""
+    description = decoder.description
+    shape = CacheShape(description.num_kv_heads, NUM_BLOCKS, BLOCK_SIZE, description.head_dim)
+    # Leftovers of others, which nobody may see.
+    caches = torch.full(
+        (
+            description.num_layers,
+            2 * description.num_kv_heads,
+            NUM_BLOCKS * BLOCK_SIZE,
+            description.head_dim,
+        ),
+        50.0,
+    )
+    blocks = iter(random.Random(1).sample(range(NUM_BLOCKS), NUM_BLOCKS))
+    width = -(-max(map(len, prompts)) // BLOCK_SIZE)
+    tables = np.zeros((len(prompts), width), dtype=np.int32)
+    for row, prompt in enumerate(prompts):
+        for place in range(-(-len(prompt) // BLOCK_SIZE)):
+            tables[row, place] = next(blocks)
+    done = np.zeros(len(prompts), dtype=np.int64)
+    lengths = np.array([len(prompt) for prompt in prompts])
+    found: list[list[Tensor]] = [[] for _ in prompts]
+    while (done < lengths).any():
+        rows = np.flatnonzero(done < lengths)
+        counts = np.array([min(next_count(), lengths[row] - done[row]) for row in rows])
+        layout = step_layout(done[rows], counts, tables[rows], BLOCK_SIZE)
+        tokens = [
+            t
+            for row, n in zip(rows, counts, strict=True)
+            for t in prompts[row][done[row] : done[row] + n]
+        ]
+        with torch.inference_mode():
+            hidden = decoder.hidden_states(
+                torch.tensor(tokens),
+                torch.from_numpy(layout.positions),
+                attention_batch(layout, shape, torch.float32, description.windows),
+                caches,
+            )
+            parts = torch.split(decoder.logits(hidden), counts.tolist())
+        for row, part in zip(rows.tolist(), parts, strict=True):
+            found[row].append(part)
+        done[rows] += counts
+    return [torch.cat(parts) for parts in found]
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.abs().max() > 1, "logits near zero prove little"
+        assert (ours - theirs).abs().max() <= 1e-4
+
+
+def test_whole_prompts_have_the_logits_of_transformers(case: Case) -> None:
+    assert_equal(logits_in_steps(case.decoder, case.prompts, lambda: 1000), case.expected)
+
+
+def test_chunks_of_any_size_have_the_logits_of_transformers(case: Case) -> None:
+    chooser = random.Random(9)
+    sizes = [1, 1, 2, 7, 16, 30]
+    found = logits_in_steps(case.decoder, case.prompts, lambda: chooser.choice(sizes))
+    assert_equal(found, case.expected)
+
+
+def test_decoding_token_by_token_has_the_logits_of_transformers(case: Case) -> None:
+    prompts, expected = case.prompts[1:], case.expected[1:]
+    assert_equal(logits_in_steps(case.decoder, prompts, lambda: 1), expected)
+
+
+@pytest.mark.parametrize("name", ["mistral", "smollm 3 with windows", "gemma 3"])
+def test_greedy_words_far_beyond_the_window_are_those_of_transformers_in_any_company(
+    name: str, tmp_path: Path
+) -> None:
+    write_tiny_model(name, tmp_path)
+    chooser = random.Random(4)
+    prompts = [
+        tuple(chooser.randrange(3, VOCAB) for _ in range(length)) for length in (3, 22, 60, 120)
+    ]
+    expected = oracle_words(tmp_path, prompts, 20)
+    assert engine_words_alone(tmp_path, prompts, 20) == expected
+    assert engine_words_together(tmp_path, prompts, 20, join_at=[5, 0, 2, 1]) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sharded_checkpoints_of_any_float_type_load_as_transformers_wrote_them(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    write_tiny_model("llama 3", tmp_path, dtype=dtype, max_shard_size="40KB")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    prompt = list(range(3, 40))
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0]
+    found = logits_in_steps(load_decoder(tmp_path, "float32"), [prompt], lambda: 11)
+    assert_equal(found, [expected])
+
+
+def test_a_model_whose_shard_is_missing_never_loads(tmp_path: Path) -> None:
+    write_tiny_model("llama 3", tmp_path, max_shard_size="40KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(UnsupportedModel, match=f"{shard.name} is missing"):
+        load_decoder(tmp_path, "float32")
