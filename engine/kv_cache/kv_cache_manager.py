@@ -13,6 +13,9 @@ from engine.kv_cache.cached_block import CachedBlock
 from engine.kv_cache.prefix_chain import PrefixChain
 from engine.kv_cache.projected_peak import Growth
 
+# A block of which less than one part in so many is wanted is not worth a copy.
+MIN_SHARE_COPIED = 4
+
 
 class KVCacheManager:
     """Keeps the block tables of the running sequences. `store` says where the KV lies."""
@@ -224,6 +227,8 @@ class KVCacheManager:
         if node is None or not length:
             return 0
         is_all = length == len(node.token_ids) < self.block_size
+        if length < self.block_size // MIN_SHARE_COPIED and not is_all:
+            return 0
         block = self.store.copy(node, is_all_wanted=is_all)
         if block is None:
             return 0

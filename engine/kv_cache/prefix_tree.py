@@ -6,9 +6,13 @@ and who holds it is the KV cache manager's affair.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 from engine.interface.prefix_keys import root_key
 from engine.kv_cache.cached_block import CachedBlock
+
+# Siblings looked at for another block that begins like one that is gone.
+MAX_LOOKS = 16
 
 
 class PrefixTree:
@@ -60,8 +64,13 @@ class PrefixTree:
         assert parent is not None, "a root is not a block"
         del self._nodes[node.key]
         del parent.children[node.key]
-        if parent.newest_by_first_token.get(node.token_ids[0]) is node:
-            del parent.newest_by_first_token[node.token_ids[0]]
+        first = node.token_ids[0]
+        if parent.newest_by_first_token.get(first) is node:
+            del parent.newest_by_first_token[first]
+            for sibling in islice(reversed(parent.children.values()), MAX_LOOKS):
+                if sibling.token_ids[0] == first:
+                    parent.newest_by_first_token[first] = sibling
+                    break
         if parent.parent is None and not parent.children:
             del self._roots[parent.cache_scope]
 

@@ -26,6 +26,9 @@ AIM = 0.94
 # A smaller share would keep a long prompt waiting for minutes on a slow machine; with it the
 # time between tokens, jitter included, stays within 1.3 times what it was before the prompt came.
 STRETCH = 1.2
+# Where even the decodes alone fill the target, prompts that one chunk completes may make a step
+# this many times as long: somebody waits for a first word, and it is a matter of a few steps.
+SHORT_STRETCH = 2.0
 # The chunk keeps this part of the slack, when it needs it, against batch decodes.
 PREFILL_FLOOR = 0.25
 # At worst, one batch decode and one prefill token are computed in this many steps.
@@ -43,7 +46,8 @@ class StepDemand(NamedTuple):
     """What could be computed now.
 
     Contexts are KV tokens read: summed over all decodes of a class, and of the prefill that
-    comes first. `prefill_tokens` are those owed by all prefills, 0 if there are none;
+    comes first. `prefill_tokens` are those owed by all prefills, 0 if there are none, and
+    `short_prefill_tokens` those of them owed by interactive prompts that one chunk completes;
     `max_prefill_tokens` is the most that a step may compute.
     """
 
@@ -54,6 +58,7 @@ class StepDemand(NamedTuple):
     prefill_tokens: int
     prefill_context: float
     max_prefill_tokens: int
+    short_prefill_tokens: int = 0
 
 
 class StepPlan(NamedTuple):
@@ -146,6 +151,11 @@ class InterTokenController:
         floor_s = max(0.0, min(PREFILL_FLOOR * slack_s, chunk_s))
         batch_decodes, batch_s = self._share_of_batch(demand, slack_s - floor_s, prices)
         prefill_tokens = self._share_of_prefill(demand, owed, max(floor_s, slack_s - batch_s))
+        short = min(demand.short_prefill_tokens, owed)
+        if short > prefill_tokens:
+            short_s = (self._short_stretch(alone_s) - 1.0) * alone_s
+            fitting = int(min(short, _tokens_within(short_s, demand.prefill_context, prices)))
+            prefill_tokens = max(prefill_tokens, fitting)
 
         max_interactive = self._max_interactive(demand.interactive_context / readers, prices)
         return StepPlan(
@@ -182,6 +192,15 @@ class InterTokenController:
         tokens = min(int(exact), owed)
         self._prefill_carry = min(exact - tokens, 1.0)
         return tokens
+
+    def _short_stretch(self, alone_s: float) -> float:
+        """How much longer than the decodes alone a step with short prompts may take.
+
+        STRETCH while the target can be kept, SHORT_STRETCH when the decodes alone fill it.
+        """
+        strain = STRETCH * alone_s / (AIM * self._target_s)
+        hopelessness = min(max((strain - 1.0) / (STRETCH - 1.0), 0.0), 1.0)
+        return STRETCH + hopelessness * (SHORT_STRETCH - STRETCH)
 
     def _max_interactive(self, mean_context: float, prices: Prices) -> int:
         """How many readers of so much context each fill the target."""

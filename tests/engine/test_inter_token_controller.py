@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.scheduling.inter_token_controller import (
     AIM,
     MAX_STEPS_WITHOUT,
+    SHORT_STRETCH,
     STRETCH,
     InterTokenController,
     StepDemand,
@@ -345,3 +346,23 @@ def test_prompts_of_every_length_keep_p99_under_the_target_at_no_loss_of_through
         assert speed >= 0.95 * fixed_speed
         if percentile(fixed_gaps, 0.99) <= 0.040:
             assert speed > fixed_speed
+
+
+def test_short_prompts_beside_readers_who_fill_the_target_are_served_in_few_steps() -> None:
+    made = bench(CPU, 32, 0.040)
+    wanted = demand(16, prefill=300)
+    made.true_seconds(wanted, 60)
+    alone_s = made.machine.true_seconds(decodes(16, 200.0))
+    assert alone_s > 0.040
+    long = made.controller.plan(wanted).prefill_tokens
+    wanted = wanted._replace(short_prefill_tokens=300)
+    plan = made.controller.plan(wanted)
+    seconds = made.machine.true_seconds(shape_of(wanted, plan))
+    assert seconds == pytest.approx(SHORT_STRETCH * alone_s, rel=0.15)
+    assert plan.prefill_tokens > 3 * long
+
+
+def test_short_prompts_do_not_break_a_target_that_can_be_kept() -> None:
+    made = bench(GPU, 1024, 0.040)
+    wanted = demand(16, prefill=4000)._replace(short_prefill_tokens=4000)
+    assert max(made.true_seconds(wanted, 60)[20:]) <= 0.040
