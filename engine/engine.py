@@ -174,8 +174,10 @@ class Engine:
         for sequence in sequences:
             self._scheduler.add(sequence)
             heapq.heappush(self._deadlines, (deadline, sequence.order, sequence))
-            # What an earlier attempt delivered may already be all there was to say.
+            # What an earlier attempt delivered may already be all there was to say, or the
+            # prompt is a single token that is only to be scored.
             if sequence.end is not None:
+                sequence.scheduled_at = None if request.sampling.max_tokens else self._monotonic()
                 self._end(sequence, sequence.end)
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
@@ -307,7 +309,9 @@ class Engine:
 
     def _update(self, work: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:
         now = self._monotonic()
-        updates = self._scheduler.update(work, result.token_ids, result.errors, now)
+        updates = self._scheduler.update(
+            work, result.token_ids, result.errors, now, result.logprobs
+        )
         for update in updates:
             if update.end is not None:
                 self._forget(update.request_id, update.choice)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine.interface.token_logprobs import TokenLogprob
+
 
 class FinishReason(StrEnum):
     """Why a choice ended normally; the words are OpenAI's."""
@@ -35,6 +37,8 @@ class GenerationDelta:
     of a stop string, is held back. A choice's last delta has its `finish_reason`. The request's
     last delta, and it alone, has `usage`; when the request did not finish normally `error`
     holds the code ("cancelled", "replica_lost", ...), and unfinished choices have no reason.
+    `logprobs` has one entry per token of `token_ids`, or is None when they were not asked for.
+    `prompt_logprobs` has one per prompt token but the first, and is in a choice's first delta.
     """
 
     request_id: str
@@ -46,6 +50,8 @@ class GenerationDelta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     @property
     def is_last(self) -> bool:

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from engine.interface.token_logprobs import TokenLogprob
+
 
 class SequenceEnd(StrEnum):
     """Why the engine stopped computing a sequence."""
@@ -21,6 +23,9 @@ class SequenceUpdate(NamedTuple):
     `num_cached_tokens` counts prompt tokens whose KV came from the prefix cache.
     `scheduled_at` is the monotonic second at which the sequence was first computed, None if
     it never was. `message` explains an ERROR end to an operator, never to a caller.
+    `logprobs` has one entry per token of `token_ids`, or is None when they were not asked for.
+    `prompt_logprobs` goes on where the sequence's last one ended, from the prompt's second
+    token; every token is there once, all of them before or with the first output token.
     A named tuple, since a step makes hundreds and a frozen dataclass costs four times as much.
     """
 
@@ -31,3 +36,5 @@ class SequenceUpdate(NamedTuple):
     num_cached_tokens: int = 0
     scheduled_at: float | None = None
     message: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None

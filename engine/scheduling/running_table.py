@@ -20,7 +20,8 @@ class RunningTable:
 
     `num_told` tokens are known, `num_known` will be when the steps in flight end; `num_scheduled`
     of those have KV then, `num_computed` have it already. `capacity` is how many
-    the sequence's blocks can take, `max_tokens` how many it can ever have. `rank` orders them
+    the sequence's blocks can take, `max_tokens` how many it can ever have; the last of these
+    never needs KV. `needs_history` is true where sampling does. `rank` orders them
     by importance, smallest first. `epoch` rises whenever a slot changes hands.
     """
 
@@ -29,6 +30,7 @@ class RunningTable:
         self.is_used = np.zeros(num_slots, np.bool_)
         self.is_interactive = np.zeros(num_slots, np.bool_)
         self.is_guaranteed = np.zeros(num_slots, np.bool_)
+        self.needs_history = np.zeros(num_slots, np.bool_)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.num_told = np.zeros(num_slots, np.int64)
         self.num_known = np.zeros(num_slots, np.int64)
@@ -53,6 +55,11 @@ class RunningTable:
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._slots
+
+    @property
+    def num_due(self) -> NDArray[np.int64]:
+        """By slot, how many of the tokens known so far need KV at all."""
+        return np.minimum(self.num_known, self.max_tokens - 1)
 
     @property
     def num_free(self) -> int:
@@ -90,6 +97,7 @@ class RunningTable:
         self.is_used[slot] = True
         self.is_interactive[slot] = sequence.is_interactive
         self.is_guaranteed[slot] = table.is_guaranteed
+        self.needs_history[slot] = sequence.history is not None
         self.num_prompt_tokens[slot] = sequence.spec.num_prompt_tokens
         self.num_known[slot] = self.num_told[slot] = len(sequence.token_ids)
         self.num_scheduled[slot] = self.num_computed[slot] = self.capacity[slot] = 0

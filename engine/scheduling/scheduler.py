@@ -11,11 +11,13 @@ each, and find their KV again when they return. Nothing here touches a tensor.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
+from engine.interface.token_logprobs import StepLogprobs, TokenLogprob
 from engine.kv_cache.kv_cache_manager import KVCacheManager
 from engine.kv_cache.projected_peak import Growth
 from engine.scheduling.admission import Admission, Predictor, must_be_guaranteed
@@ -55,6 +57,15 @@ class SchedulerLimits:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs}): a step could not give every running sequence one token."
             )
+
+
+class _Outcome(NamedTuple):
+    """What one row's computation means for its sequence, when it is not simply one more token."""
+
+    token_id: int | None
+    error: str | None
+    logprob: TokenLogprob | None = None
+    scores: tuple[TokenLogprob, ...] = ()
 
 
 class Scheduler:
@@ -136,7 +147,7 @@ class Scheduler:
         self._claims.begin_step()
         self._admit()
         running = self._running
-        is_wanting = running.is_used & (running.num_known < running.max_tokens)
+        is_wanting = running.is_used & (running.num_scheduled < running.max_tokens - 1)
         owed = running.num_known - running.num_scheduled
         decodes = np.flatnonzero(is_wanting & (owed == 1))
         prefills = np.flatnonzero(is_wanting & (owed > 1))
@@ -152,6 +163,7 @@ class Scheduler:
         token_ids: NDArray[np.int64],
         errors: Mapping[int, str],
         now: float,
+        logprobs: StepLogprobs | None = None,
     ) -> list[SequenceUpdate]:
         """Record a computed step: one token per sampled row, or why a row failed.
 
@@ -171,6 +183,8 @@ class Scheduler:
         is_full = running.num_told[work.slots] >= running.max_tokens[work.slots]
         # A token of a sequence that has left its slot is told to whoever it is now.
         is_plain = is_told & ~is_full
+        if logprobs is not None:
+            is_plain[[*logprobs.sampled, *logprobs.prompt]] = False
         updates: list[SequenceUpdate] = []
         living = [self._living.get(spec) for spec in work.specs]
         rows = zip(living, token_ids.tolist(), is_plain.tolist(), strict=True)
@@ -188,22 +202,30 @@ class Scheduler:
             else:
                 if sequence.scheduled_at is None:
                     sequence.scheduled_at = now
-                if row in errors or work.is_sampled[row]:
-                    if not is_current[row]:
-                        sequence.is_pending = False
-                    updates.append(self._told(sequence, token_id, errors.get(row)))
+                is_sampled = bool(work.is_sampled[row])
+                if (row in errors or is_sampled) and not is_current[row]:
+                    sequence.is_pending = False
+                outcome = _Outcome(token_id if is_sampled else None, errors.get(row))
+                if logprobs is not None:
+                    scores = logprobs.prompt.get(row, ())
+                    scores = sequence.take_scores(int(work.starts[row]), scores)
+                    outcome = outcome._replace(logprob=logprobs.sampled.get(row), scores=scores)
+                updates += self._told(sequence, outcome)
         return updates
 
-    def _told(self, sequence: Sequence, token_id: int, error: str | None) -> SequenceUpdate:
-        """Give a sequence its next token, or the reason why there is none, and end it if so."""
-        if error is not None:
+    def _told(self, sequence: Sequence, outcome: "_Outcome") -> list[SequenceUpdate]:
+        """Give a sequence what a row found out for it, and end it if there is no more to come."""
+        if outcome.error is not None:
             self.remove(sequence, SequenceEnd.ERROR)
-            return sequence.ended(SequenceEnd.ERROR, error)
-        sequence.token_ids.append(token_id)
+            return [sequence.ended(SequenceEnd.ERROR, outcome.error)]
+        if outcome.token_id is None and not outcome.scores:
+            return []
+        if outcome.token_id is not None:
+            sequence.token_ids.append(outcome.token_id)
         end = sequence.end
         if end is not None:
             self.remove(sequence, end)
-        return sequence.said(token_id, end)
+        return [sequence.told(outcome.token_id, end, outcome.logprob, outcome.scores)]
 
     def check(self) -> None:
         """Running sequences alone hold blocks, and no sequence is kept twice."""
@@ -299,7 +321,8 @@ class Scheduler:
         running = self._running
         is_interactive = running.is_interactive[decodes]
         context = running.num_scheduled[decodes]
-        owed = running.num_known[prefills] - running.num_scheduled[prefills]
+        owed = running.num_due[prefills] - running.num_scheduled[prefills]
+        is_short = (owed <= self._limits.chunk_size) & running.is_interactive[prefills]
         first = prefills[np.argmin(running.rank[prefills])] if len(prefills) else None
         return StepDemand(
             interactive_decodes=int(is_interactive.sum()),
@@ -309,6 +332,7 @@ class Scheduler:
             prefill_tokens=int(owed.sum()),
             prefill_context=0.0 if first is None else float(running.num_scheduled[first]),
             max_prefill_tokens=self._limits.max_num_batched_tokens - len(decodes),
+            short_prefill_tokens=int(owed[is_short].sum()),
         )
 
     def _shed(self, decodes: Slots) -> Slots:
@@ -326,7 +350,7 @@ class Scheduler:
         """Tokens by slot, for prompts that need not wait for a block that somebody computes."""
         running, chunk_size = self._running, self._limits.chunk_size
         budget = self._plan.prefill_tokens
-        owed = running.num_known[prefills] - running.num_scheduled[prefills]
+        owed = running.num_due[prefills] - running.num_scheduled[prefills]
         is_batch = ~running.is_interactive[prefills]
         order = service_order(owed, running.rank[prefills], is_batch, chunk_size, budget)
         chunks: dict[int, int] = {}
@@ -347,17 +371,20 @@ class Scheduler:
     def _ready_tokens(self, slot: int, most: int) -> int:
         """How many tokens of a prompt can be computed now, at most `most`.
 
-        None while another sequence is computing the same: then those need not be computed.
+        None while another sequence is computing the same: then those need not be computed,
+        unless their logprobs are wanted.
         """
         running = self._running
         start = int(running.num_scheduled[slot])
-        if start == running.num_computed[slot]:
+        is_scoring = running.sequence(slot).is_scoring
+        if start == running.num_computed[slot] and not is_scoring:
             num_attached = self._kv_cache.attach_prefix(running.table(slot), start)
             if num_attached != start:
                 self._note_attached(slot, start, num_attached)
                 start = num_attached
-        count = min(most, int(running.num_known[slot]) - start)
-        return count if self._claims.try_claim(running.sequence(slot), start, count) else 0
+        count = min(most, int(running.num_due[slot]) - start)
+        is_claimed = self._claims.try_claim(running.sequence(slot), start, count)
+        return count if is_claimed or is_scoring else 0
 
     def _note_attached(self, slot: int, start: int, end: int) -> None:
         running = self._running
@@ -439,11 +466,15 @@ class Scheduler:
         ends = starts + counts
         is_pending = running.num_known[decodes] > running.num_told[decodes]
         token_ids = [np.where(is_pending, PENDING, running.last_token[decodes])]
-        for slot, count in chunks.items():
+        targets = {}
+        for row, (slot, count) in enumerate(chunks.items(), start=len(decodes)):
             start = int(running.num_scheduled[slot])
-            known = running.sequence(slot).token_ids[start : start + count]
-            token_ids.append(np.array(known, np.int64))
+            sequence = running.sequence(slot)
+            token_ids.append(np.array(sequence.token_ids[start : start + count], np.int64))
+            if sequence.is_scoring:
+                targets[row] = np.array(sequence.targets(start, count), np.int64)
         is_sampled = ends == running.num_known[slots]
+        histories = self._histories(slots, is_sampled)
         running.num_scheduled[slots] = ends
         running.num_known[slots[is_sampled]] += 1
         width = self._kv_cache.blocks_for(int(ends.max())) if len(slots) else 0
@@ -457,7 +488,23 @@ class Scheduler:
             token_ids=np.concatenate(token_ids),
             block_tables=running.block_tables[slots, :width],
             is_sampled=is_sampled,
+            histories=histories,
+            targets=targets,
         )
+
+    def _histories(
+        self, slots: Slots, is_sampled: NDArray[np.bool_]
+    ) -> dict[int, NDArray[np.int64]]:
+        """The tokens, by row, of the sequences whose sampling asks for them."""
+        running = self._running
+        histories = {}
+        for row in np.flatnonzero(is_sampled & running.needs_history[slots]).tolist():
+            slot = int(slots[row])
+            history = running.sequence(slot).history
+            assert history is not None, "a sequence has no history though its sampling needs it"
+            is_pending = bool(running.num_known[slot] > running.num_told[slot])
+            histories[row] = history.tokens(is_pending=is_pending)
+        return histories
 
     def _record_kv(self, work: SchedulerOutput, is_computed: NDArray[np.bool_]) -> None:
         """Note what has KV now, and let blocks be shared that have become full."""

@@ -4,7 +4,8 @@ A step is laid out in arrays, one entry per row, because a step of hundreds of d
 sequences must not cost hundreds of objects. A row is one sequence's part of the step.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,11 @@ class SchedulerOutput:
     blocks that the row reads and writes mean nothing. `slots[r]` is the row's place among the
     running sequences, its own from joining to leaving. `epochs[r]` tells the sequence from
     whoever held that slot before.
+
+    Some rows need more, and only they are in the mappings. `histories[r]` is all tokens known
+    of a sampled row's sequence, prompt first: penalties ask for tokens whose KV may have come
+    from the prefix cache. `targets[r]` are the tokens that follow the row's first tokens, one
+    by one: the model's opinion of each is wanted.
     """
 
     moves: tuple[BlockMove, ...]
@@ -75,6 +81,8 @@ class SchedulerOutput:
     token_ids: NDArray[np.int64]
     block_tables: NDArray[np.int32]
     is_sampled: NDArray[np.bool_]
+    histories: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    targets: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -129,4 +137,8 @@ class SchedulerOutput:
         by_slot[before.slots] = np.maximum(sampled, 0)
         token_ids = self.token_ids.copy()
         token_ids[is_pending] = by_slot[np.repeat(self.slots, self.counts)[is_pending]]
-        return replace(self, token_ids=token_ids)
+        histories = {
+            row: np.where(history == PENDING, by_slot[self.slots[row]], history)
+            for row, history in self.histories.items()
+        }
+        return replace(self, token_ids=token_ids, histories=histories)

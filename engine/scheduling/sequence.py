@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
+from engine.interface.token_logprobs import TokenLogprob
 from engine.kv_cache.prefix_chain import ChildKey, PrefixChain
 from engine.scheduling.scheduler_output import SequenceSpec
+from engine.scheduling.token_history import TokenHistory
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +23,10 @@ class Sequence:
     `stop_ids` end the output. `order` says who came first. `is_pending` is true of a sequence
     that lost its place while a step in flight samples its next token. `num_cached_tokens`
     counts prompt tokens that were never computed for it, because their KV existed.
+
+    `num_to_score` prompt tokens are wanted with their logprobs: all but the first, unless an
+    earlier attempt came as far as an output token, and so reported them before. `num_scored`
+    of them are reported. `history` is there only if sampling needs it.
     """
 
     spec: SequenceSpec
@@ -34,11 +40,19 @@ class Sequence:
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     scheduled_at: float | None = None
+    num_scored: int = 0
     max_tokens: int = field(init=False)
+    num_to_score: int = field(init=False, default=0)
+    history: TokenHistory | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        spec = self.spec
         # The most tokens the sequence can ever hold, prompt included.
-        self.max_tokens = self.spec.num_prompt_tokens + self.spec.sampling.max_tokens
+        self.max_tokens = spec.num_prompt_tokens + spec.sampling.max_tokens
+        if spec.sampling.prompt_logprobs is not None and not self.num_output_tokens:
+            self.num_to_score = spec.num_prompt_tokens - 1
+        if spec.sampling.needs_history:
+            self.history = TokenHistory(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -46,9 +60,16 @@ class Sequence:
         return len(self.token_ids) - self.spec.num_prompt_tokens
 
     @property
+    def is_scoring(self) -> bool:
+        """Whether prompt tokens still wait for their logprobs, so that KV found is no help."""
+        return self.num_scored < self.num_to_score
+
+    @property
     def end(self) -> SequenceEnd | None:
         """Why the tokens known so far are all there will be, or None while more are wanted."""
         token_ids, spec = self.token_ids, self.spec
+        if self.is_scoring:
+            return None
         if (
             token_ids[-1] in self.stop_ids
             and len(token_ids) > spec.num_prompt_tokens + spec.sampling.min_tokens
@@ -58,15 +79,47 @@ class Sequence:
             return SequenceEnd.LENGTH
         return None
 
-    def said(self, token_id: int, end: SequenceEnd | None = None) -> SequenceUpdate:
-        """The report of one more token."""
+    def targets(self, start: int, count: int) -> list[int]:
+        """The prompt tokens to be scored by computing `count` tokens from position `start`."""
+        return self.token_ids[start + 1 : min(start + count, self.num_to_score) + 1]
+
+    def take_scores(self, start: int, scores: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+        """Of what was computed from position `start`: what has not been reported before."""
+        if not scores:
+            return ()
+        assert start <= self.num_scored, "a prompt token's logprob was left out"
+        new = scores[self.num_scored - start :]
+        self.num_scored += len(new)
+        return new
+
+    def said(self, token_id: int) -> SequenceUpdate:
+        """The report of one more token, and nothing else."""
         return SequenceUpdate(
             self.spec.request_id,
             self.spec.choice,
             (token_id,),
+            None,
+            self.num_cached_tokens,
+            self.scheduled_at,
+        )
+
+    def told(
+        self,
+        token_id: int | None,
+        end: SequenceEnd | None,
+        logprob: TokenLogprob | None = None,
+        scores: tuple[TokenLogprob, ...] = (),
+    ) -> SequenceUpdate:
+        """The report of a token, of prompt tokens' logprobs, or of both, and of an end."""
+        return SequenceUpdate(
+            self.spec.request_id,
+            self.spec.choice,
+            () if token_id is None else (token_id,),
             end,
             self.num_cached_tokens,
             self.scheduled_at,
+            logprobs=None if logprob is None else (logprob,),
+            prompt_logprobs=scores or None,
         )
 
     def ended(self, end: SequenceEnd, message: str = "") -> SequenceUpdate:

@@ -62,7 +62,7 @@ def test_no_stop_token_ends_an_output_before_its_least_length(
 def test_reports_carry_what_is_known_of_the_sequence() -> None:
     one = sequence()
     one.num_cached_tokens, one.scheduled_at = 2, 5.0
-    said = one.said(7, SequenceEnd.LENGTH)
+    said = one.told(7, SequenceEnd.LENGTH)
     assert (said.request_id, said.choice, said.token_ids) == ("a", 0, (7,))
     assert (said.end, said.num_cached_tokens, said.scheduled_at) == (SequenceEnd.LENGTH, 2, 5.0)
     failed = one.ended(SequenceEnd.ERROR, "NaN")
