@@ -7,7 +7,7 @@ a counterpart is refused by name, for a model that loads wrongly still speaks fl
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import gguf
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from engine.weights.gguf_llama import LlamaShape, hf_rows, read_shape, tensor_names
+from engine.weights.gguf_architectures import ModelShape, hf_rows, read_shape, tensor_names
 from engine.weights.gguf_metadata import GgufMetadata, GgufNotSupported
+from engine.weights.gguf_rope import DIVISORS, rope_scaling
 from engine.weights.gguf_tokenizer import tokenizer_files
 
 
@@ -24,7 +25,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     """Write model.safetensors, the configs, the tokenizer and the chat template into `folder`.
 
     The folder exists and is empty. The whole model is in memory once, in bfloat16.
-    Raises GgufNotSupported when the file is not a llama model that can be converted exactly.
+    Raises GgufNotSupported when the file is not a model that can be converted exactly.
     """
     try:
         reader = gguf.GGUFReader(source)
@@ -34,10 +35,13 @@ def convert_gguf(source: Path, folder: Path) -> None:
     metadata = GgufMetadata(
         {name: entry.contents() for name, entry in reader.fields.items()}, source.name
     )
-    shape = read_shape(metadata, has_output="output.weight" in {t.name for t in reader.tensors})
-    _write_tensors(_converted(reader, shape), folder / "model.safetensors")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    shape = read_shape(metadata, has_output="output.weight" in tensors)
+    divisors = tensors.pop(DIVISORS, None)
+    scaling = rope_scaling(metadata, shape, None if divisors is None else _dequantised(divisors))
+    _write_tensors(_converted(tensors.values(), shape), folder / "model.safetensors")
     documents: dict[str, Mapping[str, object]] = {
-        "config.json": shape.config(),
+        "config.json": shape.config(scaling),
         "generation_config.json": shape.generation_config(),
         **tokenizer_files(metadata),
     }
@@ -49,14 +53,16 @@ def convert_gguf(source: Path, folder: Path) -> None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _converted(reader: gguf.GGUFReader, shape: LlamaShape) -> dict[str, npt.NDArray[np.uint16]]:
+def _converted(
+    found: Iterable[gguf.ReaderTensor], shape: ModelShape
+) -> dict[str, npt.NDArray[np.uint16]]:
     """Hugging Face name to bfloat16 bits, for exactly the tensors that the shape calls for."""
     expected = tensor_names(shape)
     tensors = {}
-    for tensor in reader.tensors:
+    for tensor in found:
         target = expected.pop(tensor.name, None)
         if target is None:
-            raise GgufNotSupported(f"Tensor {tensor.name!r} has no place in a llama model.")
+            raise GgufNotSupported(f"Tensor {tensor.name!r} has no place in a {shape.name} model.")
         rows = _dequantised(tensor).reshape([int(size) for size in reversed(tensor.shape)])
         if rows.shape != target.shape:
             raise GgufNotSupported(

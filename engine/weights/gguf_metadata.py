@@ -38,9 +38,9 @@ class GgufMetadata:
         """An integer, or None where the key is absent."""
         return self.integer(key) if key in self else None
 
-    def number(self, key: str) -> float:
-        """An integer or a float, as a float."""
-        value = self._values.get(key)
+    def number(self, key: str, default: float | None = None) -> float:
+        """An integer or a float, as a float; `default` where the key is absent, if given."""
+        value = self._values.get(key, default)
         return float(value) if isinstance(value, int | float) else self._refuse(key, "a number")
 
     def flag(self, key: str, default: bool) -> bool:

@@ -5,6 +5,7 @@ rule is written below are converted.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from engine.weights.gguf_metadata import GgufMetadata, GgufNotSupported
 
@@ -18,11 +19,42 @@ _BYTE_LEVEL: dict[str, object] = {
     "use_regex": True,
 }
 
-_PRE_TOKENIZERS: dict[str, dict[str, object]] = {
-    "smollm": {
+
+@dataclass(frozen=True, slots=True)
+class _TextRules:
+    """How text is cut before merging. `ignores_merges`: whole words of the vocabulary stay whole.
+
+    `adds_bos` is what a file that does not say means.
+    """
+
+    pre_tokenizer: dict[str, object]
+    normalizer: dict[str, object] | None = None
+    ignores_merges: bool = False
+    adds_bos: bool = False
+
+
+def _cut_by(num_digits: str) -> dict[str, object]:
+    """Words with one character in front, runs of digits, of other signs, and of white space."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + num_digits + "|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    return {
         "type": "Sequence",
-        "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL],
-    },
+        "pretokenizers": [{**split, "invert": False}, {**_BYTE_LEVEL, "use_regex": False}],
+    }
+
+
+_TEXT_RULES: Mapping[str, _TextRules] = {
+    "smollm": _TextRules(
+        {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL],
+        }
+    ),
+    "qwen2": _TextRules(_cut_by(""), normalizer={"type": "NFC"}),
+    "llama-bpe": _TextRules(_cut_by("{1,3}"), ignores_merges=True, adds_bos=True),
 }
 
 
@@ -31,9 +63,10 @@ def tokenizer_files(metadata: GgufMetadata) -> Mapping[str, Mapping[str, object]
     model, pre = metadata.text("tokenizer.ggml.model"), metadata.text("tokenizer.ggml.pre")
     if model != "gpt2":
         raise GgufNotSupported(f"Tokenizer model {model!r} is not converted; gpt2 is.")
-    if pre not in _PRE_TOKENIZERS:
-        known = ", ".join(_PRE_TOKENIZERS)
-        raise GgufNotSupported(f"Pre-tokenizer {pre!r} is not converted; {known} is.")
+    rules = _TEXT_RULES.get(pre)
+    if rules is None:
+        known = ", ".join(_TEXT_RULES)
+        raise GgufNotSupported(f"Pre-tokenizer {pre!r} is not converted; supported: {known}.")
     metadata.require("tokenizer.ggml.add_space_prefix", False)
     texts = metadata.texts("tokenizer.ggml.tokens")
     added = _added_tokens(texts, metadata.integers("tokenizer.ggml.token_type"))
@@ -42,15 +75,15 @@ def tokenizer_files(metadata: GgufMetadata) -> Mapping[str, Mapping[str, object]
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": _PRE_TOKENIZERS[pre],
+        "normalizer": rules.normalizer,
+        "pre_tokenizer": rules.pre_tokenizer,
         "post_processor": None,
         "decoder": _BYTE_LEVEL,
-        "model": _bpe(texts, metadata.texts("tokenizer.ggml.merges")),
+        "model": _bpe(texts, metadata.texts("tokenizer.ggml.merges"), rules.ignores_merges),
     }
     return {
         "tokenizer.json": definition,
-        "tokenizer_config.json": _config(metadata, texts),
+        "tokenizer_config.json": _config(metadata, texts, rules),
     }
 
 
@@ -75,7 +108,7 @@ def _added_tokens(texts: list[str], types: list[int]) -> list[dict[str, object]]
     ]
 
 
-def _bpe(texts: list[str], merges: list[str]) -> dict[str, object]:
+def _bpe(texts: list[str], merges: list[str], ignores_merges: bool) -> dict[str, object]:
     return {
         "type": "BPE",
         "dropout": None,
@@ -84,13 +117,13 @@ def _bpe(texts: list[str], merges: list[str]) -> dict[str, object]:
         "end_of_word_suffix": None,
         "fuse_unk": False,
         "byte_fallback": False,
-        "ignore_merges": False,
+        "ignore_merges": ignores_merges,
         "vocab": {text: token_id for token_id, text in enumerate(texts)},
         "merges": [merge.split(" ", 1) for merge in merges],
     }
 
 
-def _config(metadata: GgufMetadata, texts: list[str]) -> dict[str, object]:
+def _config(metadata: GgufMetadata, texts: list[str], rules: _TextRules) -> dict[str, object]:
     def named(name: str) -> str | None:
         token_id = metadata.optional_integer(f"tokenizer.ggml.{name}_token_id")
         return texts[token_id] if token_id is not None else None
@@ -98,12 +131,14 @@ def _config(metadata: GgufMetadata, texts: list[str]) -> dict[str, object]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_prefix_space": False,
-        "add_bos_token": metadata.flag("tokenizer.ggml.add_bos_token", False),
+        "add_bos_token": metadata.flag("tokenizer.ggml.add_bos_token", rules.adds_bos),
         "add_eos_token": metadata.flag("tokenizer.ggml.add_eos_token", False),
         "bos_token": named("bos"),
         "eos_token": named("eos"),
         "unk_token": named("unknown"),
         "pad_token": named("padding"),
         "clean_up_tokenization_spaces": False,
-        "model_max_length": metadata.integer("llama.context_length"),
+        "model_max_length": metadata.integer(
+            f"{metadata.text('general.architecture')}.context_length"
+        ),
     }

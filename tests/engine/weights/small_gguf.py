@@ -1,4 +1,4 @@
-"""Writes a tiny llama as llama.cpp's converter would, from Hugging Face weights."""
+"""Writes tiny models as llama.cpp's converter would, from Hugging Face weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from engine.text.token_bytes import byte_alphabet
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
+Packed = Mapping[str, tuple[npt.NDArray[np.uint8], gguf.GGMLQuantizationType]]
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS = 64, 96, 2, 4, 2
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -19,6 +20,8 @@ TYPES = [3, 3, 3, 4] + [1] * (len(TOKENS) - 4)
 
 _NAMES = {
     "input_layernorm": "attn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -30,7 +33,9 @@ _NAMES = {
 }
 
 
-def random_weights(*, is_tied: bool, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
+def random_weights(
+    *, is_tied: bool, seed: int = 0, inner: int = INNER
+) -> dict[str, npt.NDArray[np.float32]]:
     """Hugging Face names and shapes; values that bfloat16 holds exactly."""
     rng = np.random.default_rng(seed)
     keys = HIDDEN // HEADS * KV_HEADS
@@ -48,9 +53,9 @@ def random_weights(*, is_tied: bool, seed: int = 0) -> dict[str, npt.NDArray[np.
             "self_attn.v_proj": (keys, HIDDEN),
             "self_attn.o_proj": (HIDDEN, HIDDEN),
             "post_attention_layernorm": (HIDDEN,),
-            "mlp.gate_proj": (INNER, HIDDEN),
-            "mlp.up_proj": (INNER, HIDDEN),
-            "mlp.down_proj": (HIDDEN, INNER),
+            "mlp.gate_proj": (inner, HIDDEN),
+            "mlp.up_proj": (inner, HIDDEN),
+            "mlp.down_proj": (HIDDEN, inner),
         }
         shapes.update((f"model.layers.{layer}.{p}.weight", s) for p, s in parts.items())
     return {
@@ -64,20 +69,32 @@ def write_gguf(
     weights: Weights,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     extra: Mapping[str, object] | None = None,
+    packed: Packed | None = None,
 ) -> None:
-    """`kind` is the type of the matrices; `extra` adds or replaces key-value pairs."""
-    extra = extra or {}
-    writer = gguf.GGUFWriter(path, str(extra.get("general.architecture", "llama")))
-    for key, value in {**_METADATA, **extra}.items():
-        if key != "general.architecture":
+    """`kind` is the type of the matrices; `extra` adds or replaces key-value pairs, or by None
+    takes them away. A key of the architecture begins with its name. `packed` are tensors that
+    are quantised already, by their GGUF names.
+    """
+    architecture = str((extra or {}).get("general.architecture", "llama"))
+    common = {key.replace("llama.", f"{architecture}."): v for key, v in _METADATA.items()}
+    values = {**common, **(extra or {})}
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in values.items():
+        if key != "general.architecture" and value is not None:
             _add(writer, key, value)
+    paired = {}
+    if architecture == "llama":
+        paired = {"q_proj": values["llama.attention.head_count"]}
+        paired["k_proj"] = values["llama.attention.head_count_kv"]
     for name, rows in weights.items():
-        stored = _rotary_pairs(name, rows)
+        heads = paired.get(name.split(".")[-2])
+        stored = _rotary_pairs(rows, heads) if isinstance(heads, int) else rows
         if rows.ndim == 1:
             writer.add_tensor(_gguf_name(name), stored)
         else:
-            packed = gguf.quantize(stored, kind)
-            writer.add_tensor(_gguf_name(name), packed, raw_dtype=kind)
+            writer.add_tensor(_gguf_name(name), gguf.quantize(stored, kind), raw_dtype=kind)
+    for gguf_name, (blocks, block_kind) in (packed or {}).items():
+        writer.add_tensor(gguf_name, blocks, raw_dtype=block_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -105,15 +122,13 @@ def _gguf_name(name: str) -> str:
     }
     if not name.startswith("model.layers."):
         return top.get(name, name)
-    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{_NAMES[part]}.weight"
+    _, _, layer, part = name.split(".", 3)
+    part, _, kind = part.rpartition(".")
+    return f"blk.{layer}.{_NAMES[part]}.{kind}"
 
 
-def _rotary_pairs(name: str, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _rotary_pairs(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
     """Row i of a head's first half, then row i of its second half: written out, not reshaped."""
-    heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
-    if heads is None:
-        return rows
     half = len(rows) // heads // 2
     order = [
         head * 2 * half + part * half + place

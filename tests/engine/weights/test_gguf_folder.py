@@ -109,13 +109,24 @@ def test_an_end_of_turn_token_ends_sequences_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [
-        ("general__architecture", "qwen2", "qwen2"),
+        (
+            "general__architecture",
+            "qwen2moe",
+            "'qwen2moe' is not converted; supported: llama, qwen2",
+        ),
         ("llama__expert_count", 8, "expert_count"),
-        ("llama__rope__scaling__type", "linear", "scaling"),
+        ("split__count", 2, "split.count is 2"),
+        ("llama__attention__sliding_window", 64, "sliding_window"),
+        ("llama__rope__scaling__type", "longrope", "'longrope' is not converted; supported: none"),
+        ("llama__rope__scaling__type", "linear", "factor is missing"),
+        ("llama__rope__scaling__factor", 2.0, "factor is set"),
+        ("llama__rope__scaling__attn_factor", 2.0, "attn_factor is set"),
+        ("llama__attention__value_length", 8, "value_length"),
         ("llama__rope__dimension_count", 8, "dimension_count"),
         ("tokenizer__ggml__model", "llama", "'llama' is not converted"),
         ("tokenizer__ggml__pre", "tekken", "tekken"),
         ("tokenizer__ggml__add_space_prefix", True, "add_space_prefix"),
+        ("llama__rope__freq_base", "big", "freq_base is not a number"),
         ("llama__context_length", "long", "context_length is not an integer"),
         ("tokenizer__ggml__token_type", [1, 2, 3], "3 types"),
     ],
@@ -138,7 +149,7 @@ def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(tmp_path: Pat
     with pytest.raises(GgufNotSupported, match=r"ffn_up.*shape"):
         convert_gguf(source, folder)
     write_gguf(source, {**weights, "rope_freqs.weight": dropped[:32]})
-    with pytest.raises(GgufNotSupported, match=r"rope_freqs.*no place"):
+    with pytest.raises(GgufNotSupported, match=r"rope_freqs.*does not hold Llama 3's"):
         convert_gguf(source, folder)
 
 

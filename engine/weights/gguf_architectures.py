@@ -1,5 +1,10 @@
-"""The llama architecture in GGUF: its settings, its tensors, and its order of rows."""
+"""The architectures that are converted from GGUF: their settings, tensors and order of rows.
 
+Each is a row of data. What a file says beyond these settings is refused, for `config.json`
+could not say it.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,18 +23,38 @@ _LAYER_PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaShape:
+class Architecture:
+    """One value of general.architecture. `has_paired_rows`: see hf_rows."""
+
+    hf_class: str
+    has_paired_rows: bool = False
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", has_paired_rows=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", has_qkv_bias=True),
+    "qwen3": Architecture("Qwen3ForCausalLM", has_qk_norm=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
     """The sizes and constants of one model. `is_tied`: the output uses the embedding's rows."""
 
+    name: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int
     context_length: int
     rms_norm_eps: float
     rope_theta: float
@@ -39,15 +64,15 @@ class LlamaShape:
     pad_token_id: int | None
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_heads
+    def architecture(self) -> Architecture:
+        """What all models of this name share."""
+        return ARCHITECTURES[self.name]
 
-    def config(self) -> dict[str, object]:
+    def config(self, rope_scaling: Mapping[str, object] | None) -> dict[str, object]:
         """config.json."""
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": [self.architecture.hf_class],
+            "model_type": self.name,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -58,7 +83,7 @@ class LlamaShape:
             "max_position_embeddings": self.context_length,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
-            "rope_scaling": None,
+            "rope_scaling": rope_scaling,
             "hidden_act": "silu",
             "attention_bias": False,
             "mlp_bias": False,
@@ -79,41 +104,43 @@ class LlamaShape:
 
 @dataclass(frozen=True, slots=True)
 class TargetTensor:
-    """Where a GGUF tensor goes. `num_rotary_heads` is set for the rows that are rotated."""
+    """Where a GGUF tensor goes. `num_paired_heads` is set for rows that are stored in pairs."""
 
     name: str
     shape: tuple[int, ...]
-    num_rotary_heads: int | None = None
+    num_paired_heads: int | None = None
 
 
-def read_shape(metadata: GgufMetadata, has_output: bool) -> LlamaShape:
+def read_shape(metadata: GgufMetadata, has_output: bool) -> ModelShape:
     """The model's sizes. Raises GgufNotSupported for what `config.json` could not say."""
-    architecture = metadata.text("general.architecture")
-    if architecture != "llama":
-        raise GgufNotSupported(f"Architecture {architecture!r} is not converted; llama is.")
-    for key in (
-        "expert_count",
-        "rope.scaling.type",
-        "rope.scale_linear",
-        "attention.sliding_window",
-    ):
-        metadata.refuse(f"llama.{key}")
-    num_heads = metadata.integer("llama.attention.head_count")
-    hidden_size = metadata.integer("llama.embedding_length")
-    for key in ("rope.dimension_count", "attention.key_length", "attention.value_length"):
-        metadata.require(f"llama.{key}", hidden_size // num_heads)
+    name = metadata.text("general.architecture")
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise GgufNotSupported(f"Architecture {name!r} is not converted; supported: {known}.")
+    metadata.require("split.count", 1)
+    for key in ("expert_count", "attention.sliding_window"):
+        metadata.refuse(f"{name}.{key}")
+    num_heads = metadata.integer(f"{name}.attention.head_count")
+    hidden_size = metadata.integer(f"{name}.embedding_length")
+    head_dim = metadata.optional_integer(f"{name}.attention.key_length")
+    head_dim = hidden_size // num_heads if head_dim is None else head_dim
+    for key in ("rope.dimension_count", "attention.value_length"):
+        metadata.require(f"{name}.{key}", head_dim)
+    kv_heads = metadata.optional_integer(f"{name}.attention.head_count_kv")
     token_id = metadata.optional_integer
     ends = (token_id("tokenizer.ggml.eos_token_id"), token_id("tokenizer.ggml.eot_token_id"))
-    return LlamaShape(
+    return ModelShape(
+        name=name,
         vocab_size=len(metadata.texts("tokenizer.ggml.tokens")),
         hidden_size=hidden_size,
-        intermediate_size=metadata.integer("llama.feed_forward_length"),
-        num_layers=metadata.integer("llama.block_count"),
+        intermediate_size=metadata.integer(f"{name}.feed_forward_length"),
+        num_layers=metadata.integer(f"{name}.block_count"),
         num_heads=num_heads,
-        num_kv_heads=metadata.integer("llama.attention.head_count_kv"),
-        context_length=metadata.integer("llama.context_length"),
-        rms_norm_eps=_shortest(metadata.number("llama.attention.layer_norm_rms_epsilon")),
-        rope_theta=metadata.number("llama.rope.freq_base"),
+        num_kv_heads=num_heads if kv_heads is None else kv_heads,
+        head_dim=head_dim,
+        context_length=metadata.integer(f"{name}.context_length"),
+        rms_norm_eps=_shortest(metadata.number(f"{name}.attention.layer_norm_rms_epsilon")),
+        rope_theta=metadata.number(f"{name}.rope.freq_base", 10000.0),
         is_tied=not has_output,
         bos_token_id=token_id("tokenizer.ggml.bos_token_id"),
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
@@ -121,10 +148,11 @@ def read_shape(metadata: GgufMetadata, has_output: bool) -> LlamaShape:
     )
 
 
-def tensor_names(shape: LlamaShape) -> dict[str, TargetTensor]:
+def tensor_names(shape: ModelShape) -> dict[str, TargetTensor]:
     """Every tensor of the model: GGUF name to Hugging Face name and shape."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    architecture = shape.architecture
     sizes: dict[str, tuple[int, ...]] = {
         "attn_norm": (hidden,),
         "attn_q": (queries, hidden),
@@ -135,8 +163,12 @@ def tensor_names(shape: LlamaShape) -> dict[str, TargetTensor]:
         "ffn_gate": (inner, hidden),
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
+        "attn_q_norm": (shape.head_dim,),
+        "attn_k_norm": (shape.head_dim,),
     }
-    rotary = {"attn_q": shape.num_heads, "attn_k": shape.num_kv_heads}
+    paired: dict[str, int] = {}
+    if architecture.has_paired_rows:
+        paired = {"attn_q": shape.num_heads, "attn_k": shape.num_kv_heads}
     table = (shape.vocab_size, hidden)
     names = {
         "token_embd.weight": TargetTensor("model.embed_tokens.weight", table),
@@ -144,10 +176,15 @@ def tensor_names(shape: LlamaShape) -> dict[str, TargetTensor]:
     }
     if not shape.is_tied:
         names["output.weight"] = TargetTensor("lm_head.weight", table)
+    parts = {**_LAYER_PARTS, **(_QK_NORMS if architecture.has_qk_norm else {})}
     for layer in range(shape.num_layers):
-        for part, name in _LAYER_PARTS.items():
+        for part, name in parts.items():
             names[f"blk.{layer}.{part}.weight"] = TargetTensor(
-                f"model.layers.{layer}.{name}.weight", sizes[part], rotary.get(part)
+                f"model.layers.{layer}.{name}.weight", sizes[part], paired.get(part)
+            )
+        for part in ("attn_q", "attn_k", "attn_v") if architecture.has_qkv_bias else ():
+            names[f"blk.{layer}.{part}.bias"] = TargetTensor(
+                f"model.layers.{layer}.{_LAYER_PARTS[part]}.bias", sizes[part][:1]
             )
     return names
 
@@ -155,12 +192,12 @@ def tensor_names(shape: LlamaShape) -> dict[str, TargetTensor]:
 def hf_rows(rows: npt.NDArray[np.float32], target: TargetTensor) -> npt.NDArray[np.float32]:
     """The tensor with its rows in Hugging Face's order.
 
-    Rotary position turns pairs of rows of each query and key head. GGUF stores a pair side by
-    side, (0, 1), (2, 3), ...; Hugging Face stores first halves, then second halves.
+    Rotary position turns pairs of rows of each query and key head. Llama's GGUF stores a pair
+    side by side, (0, 1), (2, 3), ...; Hugging Face stores first halves, then second halves.
     """
-    if target.num_rotary_heads is None:
+    if target.num_paired_heads is None:
         return rows
-    pairs = rows.reshape(target.num_rotary_heads, -1, 2, rows.shape[1])
+    pairs = rows.reshape(target.num_paired_heads, -1, 2, rows.shape[1])
     return pairs.transpose(0, 2, 1, 3).reshape(rows.shape)
 
 
