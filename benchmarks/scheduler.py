@@ -9,18 +9,14 @@ plans by is a formula, so the load does not depend on the machine that measures.
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
-
+from benchmarks.idle_machine import VOCAB_SIZE, IdleMachine
 from engine.engine import Engine, EngineSettings
-from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
-from engine.execution.runner import ModelLimits
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
-from engine.scheduling.scheduler_output import SchedulerOutput
 
 BAR_MS = 1.0
 
@@ -37,11 +33,9 @@ NUM_WAITING = 10_000
 NUM_WARM_UP = 600
 NUM_STEPS = 2_000
 
-VOCAB_SIZE = 50_000
-EOS = 0
 NUM_SCOPES = 50
 PROMPT_TOKENS = (200, 800)
-MEAN_OUTPUT_TOKENS = 250
+MEAN_OUTPUT_TOKENS = 250.0
 MAX_TOKENS = 1_000
 # Half of the prompts begin with one of a few texts that their scope uses again and again.
 SHARED_SHARE = 0.5
@@ -89,9 +83,9 @@ def measure(
     seed: int = 1,
 ) -> StepCosts:
     """Fill an engine, let the load become steady, then time its steps one by one."""
-    runner = IdleMachine(seed)
+    runner = IdleMachine(seed, MEAN_OUTPUT_TOKENS)
     engine = Engine(runner, settings, clock=runner.clock, monotonic=runner.clock)
-    traffic = _traffic(Random(seed), settings.block_size)
+    traffic = _traffic(Random(seed))
     for _ in range(num_waiting):
         engine.add(next(traffic))
     while engine.stats().running < settings.max_num_seqs:
@@ -134,50 +128,23 @@ def main() -> None:
         raise SystemExit(1)
 
 
-class IdleMachine:
-    """A Runner that says any words, on a clock that only its steps move."""
-
-    def __init__(self, seed: int) -> None:
-        self.limits = ModelLimits(VOCAB_SIZE, 32_768, frozenset({EOS}))
-        self.wall_s = self.thread_s = 0.0
-        self._random = np.random.default_rng(seed)
-        self._now = 0.0
-
-    def clock(self) -> float:
-        """Seconds since the first step, had the steps been computed by an 8B model on a GPU."""
-        return self._now
-
-    def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
-        """Answer at once, and note what answering took."""
-        wall, thread = time.perf_counter(), time.thread_time()
-        self._now += 8e-3 + 20e-6 * work.num_tokens + 30e-9 * float(work.ends.sum())
-        words = self._random.integers(1, VOCAB_SIZE, work.num_rows)
-        words[self._random.random(work.num_rows) < 1 / MEAN_OUTPUT_TOKENS] = EOS
-        result = ModelRunnerOutput(
-            np.where(work.is_sampled, words, NO_TOKEN), moves_s=20e-6 * len(work.moves)
-        )
-        self._now += result.moves_s
-        self.thread_s += time.thread_time() - thread
-        self.wall_s += time.perf_counter() - wall
-        return result
-
-
 def _step(engine: Engine, traffic: Iterator[GenerationRequest], num_waiting: int) -> None:
     engine.step()
     for _ in range(num_waiting - engine.stats().waiting):
         engine.add(next(traffic))
 
 
-def _traffic(random: Random, block_size: int) -> Iterator[GenerationRequest]:
+def _traffic(random: Random) -> Iterator[GenerationRequest]:
     """Requests of fifty tenants without end."""
     sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
-    words: Callable[[int], list[int]] = lambda count: random.choices(range(1, VOCAB_SIZE), k=count)
-    texts = [[words(SHARED_TOKENS) for _ in range(TEXTS_PER_SCOPE)] for _ in range(NUM_SCOPES)]
+    texts = [
+        [_words(random, SHARED_TOKENS) for _ in range(TEXTS_PER_SCOPE)] for _ in range(NUM_SCOPES)
+    ]
     number = 0
     while True:
         scope = random.randrange(NUM_SCOPES)
         shared = random.choice(texts[scope]) if random.random() < SHARED_SHARE else []
-        own = words(random.randint(*PROMPT_TOKENS) - len(shared))
+        own = _words(random, random.randint(*PROMPT_TOKENS) - len(shared))
         is_batch = random.random() < BATCH_SHARE
         yield GenerationRequest(
             request_id=str(number),
@@ -189,6 +156,10 @@ def _traffic(random: Random, block_size: int) -> Iterator[GenerationRequest]:
             deadline_at=float("inf"),
         )
         number += 1
+
+
+def _words(random: Random, count: int) -> list[int]:
+    return random.choices(range(1, VOCAB_SIZE), k=count)
 
 
 def _percentile(values: list[float], share: float) -> float:

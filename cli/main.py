@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from cli.admin import admin
+from cli.bench import bench
 from cli.data_dir import DEFAULT_DATA_DIR, DataDir
 from cli.errors import CommandFailed
 from cli.running_serve import setting
@@ -28,7 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 weights = typer.Typer(help="The weight store.", no_args_is_help=True)
-bench = typer.Typer(help="Measurements.", no_args_is_help=True)
 app.add_typer(admin, name="admin")
 app.add_typer(weights, name="weights")
 app.add_typer(bench, name="bench")
@@ -186,14 +186,6 @@ def register(
         lambda text: typer.echo(text, err=True),
     )
     typer.echo(version.pinned_name)
-
-
-@bench.command()
-def overhead() -> None:
-    """What the service adds to the first token, over the same engine called in process."""
-    from benchmarks.overhead import main
-
-    main()
 
 
 def main() -> None:
