@@ -62,6 +62,13 @@ class GgufMetadata:
             return self._refuse(key, "a list of integers")
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        """A list of integers and floats, as floats."""
+        value = self._values.get(key)
+        if not isinstance(value, list) or not all(isinstance(n, int | float) for n in value):
+            return self._refuse(key, "a list of numbers")
+        return [float(number) for number in value]
+
     def refuse(self, key: str) -> None:
         """Refuse the file if it has the key at all."""
         if key in self:

@@ -1,16 +1,20 @@
-"""Rebuilds tokenizer.json from the vocabulary and merges that a GGUF file carries.
+"""Rebuilds tokenizer.json from the vocabulary that a GGUF file carries.
 
-How text is cut before merging is not in the file; it is known by a name, and only names whose
-rule is written below are converted.
+Two kinds are converted: byte-level vocabularies with merges ("gpt2") and those of SentencePiece
+with scores ("llama"). How the first kind cuts text before merging is not in the file; it is
+known by a name, and only names whose rule is written below are converted.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.weights.gguf_metadata import GgufMetadata, GgufNotSupported
+from engine.weights.gguf_sentencepiece import sentencepiece_parts
 
-_CONTROL, _USER_DEFINED = 3, 4
-_ORDINARY = {1, 5}
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_ADDED = {_UNKNOWN, _CONTROL, _USER_DEFINED}
+# Normal, unused, and single bytes.
+_ORDINARY = {1, 5, 6}
 
 _BYTE_LEVEL: dict[str, object] = {
     "type": "ByteLevel",
@@ -60,39 +64,60 @@ _TEXT_RULES: Mapping[str, _TextRules] = {
 
 def tokenizer_files(metadata: GgufMetadata) -> Mapping[str, Mapping[str, object]]:
     """tokenizer.json and tokenizer_config.json by name. Raises GgufNotSupported."""
-    model, pre = metadata.text("tokenizer.ggml.model"), metadata.text("tokenizer.ggml.pre")
-    if model != "gpt2":
-        raise GgufNotSupported(f"Tokenizer model {model!r} is not converted; gpt2 is.")
-    rules = _TEXT_RULES.get(pre)
-    if rules is None:
-        known = ", ".join(_TEXT_RULES)
-        raise GgufNotSupported(f"Pre-tokenizer {pre!r} is not converted; supported: {known}.")
-    metadata.require("tokenizer.ggml.add_space_prefix", False)
     texts = metadata.texts("tokenizer.ggml.tokens")
-    added = _added_tokens(texts, metadata.integers("tokenizer.ggml.token_type"))
+    match metadata.text("tokenizer.ggml.model"):
+        case "gpt2":
+            rules = _text_rules(metadata)
+            parts, adds_bos = _byte_level_parts(metadata, texts, rules), rules.adds_bos
+        case "llama":
+            parts, adds_bos = sentencepiece_parts(metadata, texts), True
+        case model:
+            raise GgufNotSupported(
+                f"Tokenizer model {model!r} is not converted; supported: gpt2, llama."
+            )
     definition: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added,
-        "normalizer": rules.normalizer,
-        "pre_tokenizer": rules.pre_tokenizer,
+        "added_tokens": _added_tokens(texts, metadata.integers("tokenizer.ggml.token_type")),
+        "normalizer": parts["normalizer"],
+        "pre_tokenizer": parts["pre_tokenizer"],
         "post_processor": None,
-        "decoder": _BYTE_LEVEL,
-        "model": _bpe(texts, metadata.texts("tokenizer.ggml.merges"), rules.ignores_merges),
+        "decoder": parts["decoder"],
+        "model": parts["model"],
     }
     return {
         "tokenizer.json": definition,
-        "tokenizer_config.json": _config(metadata, texts, rules),
+        "tokenizer_config.json": _config(metadata, texts, adds_bos),
+    }
+
+
+def _text_rules(metadata: GgufMetadata) -> _TextRules:
+    pre = metadata.text("tokenizer.ggml.pre")
+    if pre not in _TEXT_RULES:
+        known = ", ".join(_TEXT_RULES)
+        raise GgufNotSupported(f"Pre-tokenizer {pre!r} is not converted; supported: {known}.")
+    return _TEXT_RULES[pre]
+
+
+def _byte_level_parts(
+    metadata: GgufMetadata, texts: list[str], rules: _TextRules
+) -> dict[str, object]:
+    metadata.require("tokenizer.ggml.add_space_prefix", False)
+    return {
+        "normalizer": rules.normalizer,
+        "pre_tokenizer": rules.pre_tokenizer,
+        "decoder": _BYTE_LEVEL,
+        "model": _bpe(texts, metadata.texts("tokenizer.ggml.merges"), rules.ignores_merges),
     }
 
 
 def _added_tokens(texts: list[str], types: list[int]) -> list[dict[str, object]]:
     if len(types) != len(texts):
         raise GgufNotSupported(f"{len(texts)} tokens have {len(types)} types.")
-    unknown = set(types) - _ORDINARY - {_CONTROL, _USER_DEFINED}
+    unknown = set(types) - _ORDINARY - _ADDED
     if unknown:
-        raise GgufNotSupported(f"Token types {sorted(unknown)} do not occur in gpt2 models.")
+        raise GgufNotSupported(f"Token types {sorted(unknown)} are not known.")
     return [
         {
             "id": token_id,
@@ -101,10 +126,10 @@ def _added_tokens(texts: list[str], types: list[int]) -> list[dict[str, object]]
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": kind == _CONTROL,
+            "special": kind != _USER_DEFINED,
         }
         for token_id, (text, kind) in enumerate(zip(texts, types, strict=True))
-        if kind in (_CONTROL, _USER_DEFINED)
+        if kind in _ADDED
     ]
 
 
@@ -123,7 +148,7 @@ def _bpe(texts: list[str], merges: list[str], ignores_merges: bool) -> dict[str,
     }
 
 
-def _config(metadata: GgufMetadata, texts: list[str], rules: _TextRules) -> dict[str, object]:
+def _config(metadata: GgufMetadata, texts: list[str], adds_bos: bool) -> dict[str, object]:
     def named(name: str) -> str | None:
         token_id = metadata.optional_integer(f"tokenizer.ggml.{name}_token_id")
         return texts[token_id] if token_id is not None else None
@@ -131,7 +156,7 @@ def _config(metadata: GgufMetadata, texts: list[str], rules: _TextRules) -> dict
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_prefix_space": False,
-        "add_bos_token": metadata.flag("tokenizer.ggml.add_bos_token", rules.adds_bos),
+        "add_bos_token": metadata.flag("tokenizer.ggml.add_bos_token", adds_bos),
         "add_eos_token": metadata.flag("tokenizer.ggml.add_eos_token", False),
         "bos_token": named("bos"),
         "eos_token": named("eos"),

@@ -59,6 +59,7 @@ def logits_in_steps(
             description.head_dim,
         ),
         50.0,
+        dtype=decoder.dtype,
     )
     blocks = iter(random.Random(1).sample(range(NUM_BLOCKS), NUM_BLOCKS))
     width = -(-max(map(len, prompts)) // BLOCK_SIZE)
@@ -82,7 +83,7 @@ def logits_in_steps(
             hidden = decoder.hidden_states(
                 torch.tensor(tokens),
                 torch.from_numpy(layout.positions),
-                attention_batch(layout, shape, torch.float32, description.windows),
+                attention_batch(layout, shape, decoder.dtype, description.windows),
                 caches,
             )
             parts = torch.split(decoder.logits(hidden), counts.tolist())
@@ -148,3 +149,16 @@ def test_a_model_whose_shard_is_missing_never_loads(tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(UnsupportedModel, match=f"{shard.name} is missing"):
         load_decoder(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("name", ["llama 3", "qwen 3 with windows", "gemma 2"])
+def test_bfloat16_stays_as_near_to_float32_as_in_transformers(name: str, tmp_path: Path) -> None:
+    model = write_tiny_model(name, tmp_path)
+    rounded = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
+    )
+    prompt = list(range(3, 80))
+    with torch.inference_mode():
+        exact, theirs = (m(torch.tensor([prompt])).logits[0].float() for m in (model, rounded))
+    (ours,) = logits_in_steps(load_decoder(tmp_path, "bfloat16"), [prompt], lambda: 9)
+    assert (ours - exact).square().mean() <= 1.5 * (theirs - exact).square().mean()

@@ -34,17 +34,17 @@ _NAMES = {
 
 
 def random_weights(
-    *, is_tied: bool, seed: int = 0, inner: int = INNER
+    *, is_tied: bool, seed: int = 0, inner: int = INNER, vocab_size: int = len(TOKENS)
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Hugging Face names and shapes; values that bfloat16 holds exactly."""
     rng = np.random.default_rng(seed)
     keys = HIDDEN // HEADS * KV_HEADS
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (len(TOKENS), HIDDEN),
+        "model.embed_tokens.weight": (vocab_size, HIDDEN),
         "model.norm.weight": (HIDDEN,),
     }
     if not is_tied:
-        shapes["lm_head.weight"] = (len(TOKENS), HIDDEN)
+        shapes["lm_head.weight"] = (vocab_size, HIDDEN)
     for layer in range(LAYERS):
         parts: dict[str, tuple[int, ...]] = {
             "input_layernorm": (HIDDEN,),

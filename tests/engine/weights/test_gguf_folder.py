@@ -16,6 +16,8 @@ from engine.weights.gguf_folder import convert_gguf
 from engine.weights.gguf_metadata import GgufNotSupported
 from tests.engine.weights.small_gguf import random_weights, write_gguf
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Kind = gguf.GGMLQuantizationType
 
 
@@ -123,7 +125,8 @@ def test_an_end_of_turn_token_ends_sequences_too(tmp_path: Path) -> None:
         ("llama__rope__scaling__attn_factor", 2.0, "attn_factor is set"),
         ("llama__attention__value_length", 8, "value_length"),
         ("llama__rope__dimension_count", 8, "dimension_count"),
-        ("tokenizer__ggml__model", "llama", "'llama' is not converted"),
+        ("tokenizer__ggml__model", "rwkv", "'rwkv' is not converted; supported: gpt2, llama"),
+        ("tokenizer__ggml__model", "llama", "scores is missing"),
         ("tokenizer__ggml__pre", "tekken", "tekken"),
         ("tokenizer__ggml__add_space_prefix", True, "add_space_prefix"),
         ("llama__rope__freq_base", "big", "freq_base is not a number"),
