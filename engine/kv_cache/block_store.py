@@ -144,7 +144,8 @@ class BlockStore:
         """Drop a node that nobody holds, and all that continues it."""
         branches = [node]
         for parent in branches:
-            branches += parent.children.values()
+            if parent.children:
+                branches += parent.children.values()
         for dropped in reversed(branches):
             if dropped.block is not None:
                 self._idle.remove(dropped)

@@ -186,17 +186,28 @@ class Scheduler:
         if logprobs is not None:
             is_plain[[*logprobs.sampled, *logprobs.prompt]] = False
         updates: list[SequenceUpdate] = []
-        living = [self._living.get(spec) for spec in work.specs]
+        living = list(map(self._living.get, work.specs))
         rows = zip(living, token_ids.tolist(), is_plain.tolist(), strict=True)
         for row, (sequence, token_id, is_plain_row) in enumerate(rows):
+            # Hundreds of rows in a step go this way: what `told` does is spelled out for them.
             if (
                 is_plain_row
                 and sequence is not None
+                and (scheduled_at := sequence.scheduled_at) is not None
                 and token_id not in sequence.stop_ids
-                and sequence.scheduled_at is not None
             ):
+                spec = sequence.spec
                 sequence.token_ids.append(token_id)
-                updates.append(sequence.said(token_id))
+                updates.append(
+                    SequenceUpdate(
+                        spec.request_id,
+                        spec.choice,
+                        (token_id,),
+                        None,
+                        sequence.num_cached_tokens,
+                        scheduled_at,
+                    )
+                )
             elif sequence is None:
                 self.num_late_rows += 1
             else:

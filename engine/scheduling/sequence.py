@@ -92,17 +92,6 @@ class Sequence:
         self.num_scored += len(new)
         return new
 
-    def said(self, token_id: int) -> SequenceUpdate:
-        """The report of one more token, and nothing else."""
-        return SequenceUpdate(
-            self.spec.request_id,
-            self.spec.choice,
-            (token_id,),
-            None,
-            self.num_cached_tokens,
-            self.scheduled_at,
-        )
-
     def told(
         self,
         token_id: int | None,

@@ -4,6 +4,7 @@ Those that were preempted came before all that never joined, so they stand in fr
 """
 
 from bisect import insort
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from engine.scheduling.sequence import Sequence
@@ -13,7 +14,8 @@ class WaitingQueue:
     """First come, first served. Nothing here takes longer when more sequences wait."""
 
     def __init__(self) -> None:
-        self._new: dict[Sequence, None] = {}
+        # Not a plain dict: finding the first of one takes the longer, the more have left its front.
+        self._new: OrderedDict[Sequence, None] = OrderedDict()
         self._preempted: list[Sequence] = []
 
     def __len__(self) -> int:
