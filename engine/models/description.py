@@ -111,7 +111,7 @@ def read_description(folder: Path) -> DecoderDescription:
         has_norm_offset=family.has_norm_offset,
         has_tied_embeddings=config.flag("tie_word_embeddings", family.has_tied_embeddings),
         embedding_scale=math.sqrt(hidden_size) if family.has_scaled_embedding else 1.0,
-        logit_soft_cap=_soft_cap(config, "final_logit_softcapping", family.logit_soft_cap),
+        logit_soft_cap=_logit_soft_cap(config, family),
         ropes=_ropes(config, family),
         layers=_layers(config, family, head_dim),
         eos_token_ids=_eos_token_ids(folder, config),
@@ -147,11 +147,29 @@ def _activation(config: ConfigObject, family: Family) -> str:
     return named
 
 
-def _soft_cap(config: ConfigObject, name: str, default: float | None) -> float | None:
-    """A family without a cap ignores none: whoever sets one wants it."""
-    if name in config.values and config.get(name) is None:
-        return None
-    return config.number(name, default) if default or config.get(name) else None
+def _logit_soft_cap(config: ConfigObject, family: Family) -> float | None:
+    return _soft_cap(
+        config, "final_logit_softcapping", family.logit_soft_cap, family.can_cap_logits
+    )
+
+
+def _attention_soft_cap(config: ConfigObject, family: Family) -> float | None:
+    return _soft_cap(
+        config, "attn_logit_softcapping", family.attention_soft_cap, family.can_cap_attention
+    )
+
+
+def _soft_cap(
+    config: ConfigObject, name: str, default: float | None, is_supported: bool
+) -> float | None:
+    """The cap; null takes a family's own away."""
+    if config.get(name) is None:
+        return None if name in config.values else default
+    if not is_supported:
+        raise UnsupportedModel(
+            f"{config.path}: {name} is not supported for model_type {config.get('model_type')!r}."
+        )
+    return config.number(name)
 
 
 def _ropes(config: ConfigObject, family: Family) -> tuple[RopeDescription, ...]:
@@ -174,12 +192,7 @@ def _layers(config: ConfigObject, family: Family, head_dim: int) -> tuple[LayerD
     scale_size = float(head_dim)
     if family.query_scale_size is not None:
         scale_size = config.number("query_pre_attn_scalar", family.query_scale_size)
-    soft_cap = _soft_cap(config, "attn_logit_softcapping", family.attention_soft_cap)
-    if soft_cap is not None and not family.can_cap_attention:
-        raise UnsupportedModel(
-            f"{config.path}: attn_logit_softcapping is not supported for model_type "
-            f"{config.get('model_type')!r}; gemma2 has it."
-        )
+    soft_cap = _attention_soft_cap(config, family)
     have_rope: Sequence[bool] = layers_have_rope(config, family)
     window = config.integer("sliding_window", family.window or 1)
     layers = []

@@ -56,6 +56,7 @@ class Family:
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     can_cap_attention: bool = False
+    can_cap_logits: bool = False
 
 
 _GEMMA_2 = Family(
@@ -71,6 +72,7 @@ _GEMMA_2 = Family(
     attention_soft_cap=50.0,
     logit_soft_cap=30.0,
     can_cap_attention=True,
+    can_cap_logits=True,
 )
 
 FAMILIES: Mapping[str, Family] = {

@@ -67,6 +67,7 @@ def test_python_files_in_the_folder_are_never_run(folder: Path) -> None:
             "layer type 'linear' is not supported; supported: full_attention",
         ),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": 9.0}, "final_logit_softcapping is not supported for"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers is not a list of 3"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers"),
         ({"vocab_size": 261}, "model.embed_tokens.weight"),
