@@ -10,7 +10,9 @@ from torch import Tensor
 from engine.execution.block_mover import BlockMover
 from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
 from engine.execution.runner import ModelLimits
-from engine.execution.sampler import sample
+from engine.execution.sampler import SampledRows, Sampler
+from engine.execution.token_logprobs import prompt_logprobs
+from engine.interface.token_logprobs import StepLogprobs, TokenLogprob
 from engine.layers.attention import CacheShape, attention_batch
 from engine.layers.step_layout import StepLayout, step_layout
 from engine.models.decoder import Decoder
@@ -48,6 +50,7 @@ class ModelRunner:
             dtype=model.dtype,
         )
         self._mover = BlockMover(self._caches, block_size, num_host_blocks)
+        self._sampler = Sampler(description.eos_token_ids)
 
     def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step; see Runner."""
@@ -67,28 +70,60 @@ class ModelRunner:
                 self._caches,
             )
             errors = self._broken_rows(layout, hidden)
-            token_ids = self._sampled(work, layout, hidden, errors)
+            scores = self._scored(work, layout, hidden, errors)
+            token_ids, chosen = self._sampled(work, layout, hidden, errors)
             unscored = np.flatnonzero(work.is_sampled & (token_ids == NO_TOKEN)).tolist()
             errors = dict.fromkeys(unscored, _NO_SCORES) | errors
-            return ModelRunnerOutput(token_ids, errors, moves_s)
+            logprobs = StepLogprobs(chosen, scores) if chosen or scores else None
+            return ModelRunnerOutput(token_ids, errors, moves_s, logprobs)
 
     def _sampled(
         self, work: SchedulerOutput, layout: StepLayout, hidden: Tensor, errors: Mapping[int, str]
-    ) -> NDArray[np.int64]:
+    ) -> tuple[NDArray[np.int64], dict[int, TokenLogprob]]:
         token_ids = np.full(work.num_rows, NO_TOKEN)
         is_wanted = work.is_sampled.copy()
         is_wanted[list(errors)] = False
         wanted = np.flatnonzero(is_wanted)
-        if wanted.size:
-            last = torch.from_numpy(layout.offsets[wanted + 1] - 1)
-            specs = [work.specs[row] for row in wanted.tolist()]
-            token_ids[wanted] = sample(
-                self._model.logits(hidden[last]),
-                specs,
+        if not wanted.size:
+            return token_ids, {}
+        rows = wanted.tolist()
+        index = {row: i for i, row in enumerate(rows)} if work.histories else {}
+        last = torch.from_numpy(layout.offsets[wanted + 1] - 1)
+        sampled, logprobs = self._sampler.sample(
+            self._model.logits(hidden[last]),
+            SampledRows(
+                [work.specs[row] for row in rows],
+                work.slots[wanted],
                 work.ends[wanted],
-                self.limits.eos_token_ids,
+                {index[row]: history for row, history in work.histories.items() if row in index},
+            ),
+        )
+        token_ids[wanted] = sampled
+        return token_ids, {rows[i]: entry for i, entry in logprobs.items()}
+
+    def _scored(
+        self, work: SchedulerOutput, layout: StepLayout, hidden: Tensor, errors: dict[int, str]
+    ) -> dict[int, tuple[TokenLogprob, ...]]:
+        """What the model thought of the prompt tokens that it was asked about, by row.
+
+        A row without finite scores becomes an error.
+        """
+        scores = {}
+        for row, targets in work.targets.items():
+            if row in errors:
+                continue
+            start = int(layout.offsets[row])
+            entries = prompt_logprobs(
+                self._model.logits,
+                hidden[start : start + len(targets)],
+                targets,
+                work.specs[row].sampling.prompt_logprobs or 0,
             )
-        return token_ids
+            if entries is None:
+                errors[row] = _NO_SCORES
+            else:
+                scores[row] = entries
+        return scores
 
     def _broken_rows(self, layout: StepLayout, hidden: Tensor) -> dict[int, str]:
         """Rows with a NaN or infinity in this step, and why; what they wrote is wiped at once."""

@@ -2,10 +2,12 @@
 
 Rows are independent: no operation here mixes them, and chance comes from noise named by
 (seed, choice, position, token id), so a row's token does not depend on its neighbours, on
-its place in the batch or on the batch's size.
+its place in the batch or on the batch's size. What is done to scores, and in which order, is
+told by `SamplingParams`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,105 +15,127 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.execution.model_runner_output import NO_TOKEN
-from engine.interface.sampling_params import SamplingParams
+from engine.execution.sampling_table import SamplingTable, Settings
+from engine.execution.token_logprobs import token_logprobs
+from engine.interface.token_logprobs import TokenLogprob
 from engine.scheduling.scheduler_output import SequenceSpec
-from kernels.reference.gumbel_noise import gumbel_noise, noise_key
-
-# Nucleus and top-k almost always end within this many most likely tokens; where they do not,
-# the whole vocabulary is sorted.
-_HEAD = 1024
+from kernels.reference.gumbel_noise import gumbel_noise, noise_keys
+from kernels.reference.score_penalties import penalise_presence, penalise_repetition
+from kernels.reference.token_filters import least_probability
 
 
-def sample(
-    logits: Tensor,
-    specs: Sequence[SequenceSpec],
-    positions: NDArray[np.int64],
-    eos_token_ids: frozenset[int],
-) -> NDArray[np.int64]:
-    """One token per row of logits [rows, vocab]; NO_TOKEN where a row has no finite scores.
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledRows:
+    """Who wants a token: sequences, their slots, and where the new token will stand in each.
 
-    `positions[r]` is where the row's new token will stand in its sequence.
+    `histories[i]` holds all tokens before it, for the rows whose scores depend on them.
     """
-    logits = logits.to(torch.float32, copy=True)
-    ends = positions.tolist()
-    _forbid_early_ends(logits, specs, ends, eos_token_ids)
-    # The largest score is finite exactly if the row has no NaN, no +inf, and any score at all.
-    is_healthy = logits.amax(dim=-1).isfinite()
-    token_ids = logits.argmax(dim=-1)
-    drawn = [row for row, spec in enumerate(specs) if not spec.sampling.is_greedy]
-    if drawn:
-        chosen = [specs[row] for row in drawn]
-        token_ids[drawn] = _draw(logits[drawn], chosen, [ends[row] for row in drawn])
-    sampled: NDArray[np.int64] = token_ids.where(is_healthy, NO_TOKEN).numpy()
-    return sampled
+
+    specs: Sequence[SequenceSpec]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    histories: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
 
-def _forbid_early_ends(
-    logits: Tensor,
-    specs: Sequence[SequenceSpec],
-    positions: list[int],
-    eos_token_ids: frozenset[int],
+class Sampler:
+    """One call per step. Remembers nothing of a sequence but its settings."""
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._table = SamplingTable()
+
+    def sample(
+        self, logits: Tensor, rows: SampledRows
+    ) -> tuple[NDArray[np.int64], dict[int, TokenLogprob]]:
+        """One token per row of logits [rows, vocab]; NO_TOKEN where a row has no finite scores.
+
+        Also the logprobs of those that asked for them. `logits` is left as it is.
+        """
+        settings = self._table.settings(rows.specs, rows.slots)
+        raw = logits.float()
+        scores = self._edited(raw, rows, settings)
+        # The largest score is finite exactly if the row has no NaN, no +inf, and any score at all.
+        best, token_ids = scores.max(dim=-1)
+        drawn = np.flatnonzero(~settings["is_greedy"])
+        if drawn.size:
+            token_ids[drawn] = _draw(
+                _rows(scores, drawn), _rows(best, drawn), settings[drawn], rows.positions[drawn]
+            )
+        sampled: NDArray[np.int64] = token_ids.where(best.isfinite(), NO_TOKEN).numpy()
+        told = np.flatnonzero((settings["num_top"] >= 0) & (sampled != NO_TOKEN))
+        if not told.size:
+            return sampled, {}
+        num_top = settings["num_top"][told].tolist()
+        entries = token_logprobs(_rows(raw, told), sampled[told], num_top)
+        return sampled, dict(zip(told.tolist(), entries, strict=True))
+
+    def _edited(self, raw: Tensor, rows: SampledRows, settings: Settings) -> Tensor:
+        """The scores after bias, penalties and forbidden ends; the same tensor if there are none.
+
+        Few rows have any of these, and what they ask for differs in length: one by one.
+        """
+        is_bound = rows.positions < settings["free_from"]
+        edited = np.flatnonzero(settings["is_edited"] | is_bound).tolist()
+        if not edited:
+            return raw
+        scores = raw.clone()
+        for row in edited:
+            spec = rows.specs[row]
+            _bias_and_penalise(scores[row], spec, rows.histories.get(row))
+            if is_bound[row]:
+                eos = frozenset() if spec.sampling.ignore_eos else self._eos_token_ids
+                scores[row, sorted(eos.union(spec.sampling.stop_token_ids))] = float("-inf")
+        return scores
+
+
+def _bias_and_penalise(
+    scores: Tensor, spec: SequenceSpec, history: NDArray[np.int64] | None
 ) -> None:
-    for row, (spec, position) in enumerate(zip(specs, positions, strict=True)):
-        sampling = spec.sampling
-        if position - spec.num_prompt_tokens < sampling.min_tokens:
-            eos = frozenset() if sampling.ignore_eos else eos_token_ids
-            logits[row, sorted(eos.union(sampling.stop_token_ids))] = float("-inf")
+    sampling = spec.sampling
+    if sampling.logit_bias:
+        token_ids, biases = zip(*sampling.logit_bias, strict=True)
+        scores[list(token_ids)] += torch.tensor(biases, dtype=torch.float32, device=scores.device)
+    if not sampling.needs_history:
+        return
+    assert history is not None, f"the step does not say what {spec.request_id} has said"
+    said = torch.from_numpy(history).to(scores.device)
+    if sampling.repetition_penalty != 1:
+        penalise_repetition(scores, said, sampling.repetition_penalty)
+    penalise_presence(
+        scores,
+        said[spec.num_prompt_tokens :],
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )
 
 
-def _draw(logits: Tensor, specs: Sequence[SequenceSpec], positions: list[int]) -> Tensor:
-    """Temperature, then top_k, top_p and min_p, then the largest of score plus Gumbel noise."""
-    samplings = [spec.sampling for spec in specs]
-    scores = logits / torch.tensor([sampling.temperature for sampling in samplings])[:, None]
-    if any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in samplings):
-        probabilities = scores.softmax(dim=-1)
-        floor = _least_probability(probabilities, samplings)
-        scores.masked_fill_(probabilities < floor[:, None], float("-inf"))
-    keys = [
-        noise_key(spec.sampling.seed, spec.choice, position)
-        for spec, position in zip(specs, positions, strict=True)
-    ]
-    noise = gumbel_noise(torch.tensor(keys, dtype=torch.int32), scores.shape[-1])
-    return (scores + noise).argmax(dim=-1)
+def _draw(scores: Tensor, best: Tensor, settings: Settings, positions: NDArray[np.int64]) -> Tensor:
+    """Temperature, then the filters, then the largest of score plus Gumbel noise."""
+    # From the largest down, so that dividing by a small temperature overflows to -inf only.
+    scores = (scores - best[:, None]) / _column(settings["temperature"])[:, None]
+    filtered = np.flatnonzero(settings["is_filtered"])
+    if filtered.size:
+        kept, vocab_size = settings[filtered], scores.shape[-1]
+        top_k = np.where(kept["top_k"] > 0, kept["top_k"], vocab_size).clip(max=vocab_size)
+        likely = _rows(scores, filtered)
+        probabilities = likely.softmax(dim=-1)
+        least = least_probability(
+            probabilities,
+            torch.from_numpy(top_k),
+            _column(kept["top_p"]),
+            _column(kept["min_p"]),
+        )
+        scores[filtered] = likely.masked_fill(probabilities < least[:, None], float("-inf"))
+    keys = noise_keys(
+        _column(settings["seed"]), _column(settings["choice"]), torch.from_numpy(positions)
+    )
+    return (scores + gumbel_noise(keys, scores.shape[-1])).argmax(dim=-1)
 
 
-def _least_probability(probabilities: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
-    """Per row, the probability of the least likely token that top_k, top_p and min_p keep."""
-    min_p = torch.tensor([sampling.min_p for sampling in samplings])
-    floor = probabilities.amax(dim=-1) * min_p
-    cut = [row for row, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1]
-    if not cut:
-        return floor
-    vocab_size = probabilities.shape[-1]
-    top_k = torch.tensor([min(samplings[row].top_k or vocab_size, vocab_size) for row in cut])
-    top_p = torch.tensor([samplings[row].top_p for row in cut])
-    head = probabilities[cut].topk(min(_HEAD, vocab_size), dim=-1).values
-    least, is_final = _least_kept(head, top_k, top_p, vocab_size)
-    for i in (~is_final).nonzero().flatten().tolist():
-        ordered = probabilities[cut[i]].sort(descending=True).values[None]
-        least[i] = _least_kept(ordered, top_k[i : i + 1], top_p[i : i + 1], vocab_size)[0][0]
-    floor[cut] = torch.maximum(floor[cut], least)
-    return floor
+def _rows(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """These rows; the tensor itself when that is all of them."""
+    return tensor if len(rows) == len(tensor) else tensor[torch.from_numpy(rows)]
 
 
-def _least_kept(
-    ordered: Tensor, top_k: Tensor, top_p: Tensor, vocab_size: int
-) -> tuple[Tensor, Tensor]:
-    """What top_k, then top_p keep of probabilities [rows, width] in falling order.
-
-    Returns the smallest kept value per row, and whether looking beyond `width` could not
-    change it. Tokens as likely as the last one kept are kept too, so order among equals
-    decides nothing.
-    """
-    width = ordered.shape[-1]
-    kth = ordered.gather(-1, (top_k.clamp(max=width) - 1)[:, None])
-    is_kept = ordered >= kth
-    mass = torch.where(is_kept, ordered, 0.0).cumsum(dim=-1)
-    has_top_k = top_k < vocab_size
-    # After top_k the rest is renormalised; without it the whole row sums to 1.
-    total = torch.where(has_top_k, mass[:, -1], 1.0)
-    before = mass - ordered
-    is_kept &= (before < (top_p * total)[:, None]) | (top_p >= 1)[:, None]
-    least = torch.where(is_kept, ordered, 1.0).amin(dim=-1)
-    is_final = (top_k <= width) | ~is_kept[:, -1]
-    return least, is_final
+def _column(values: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(values.copy())

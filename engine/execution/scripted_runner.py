@@ -2,7 +2,8 @@
 
 For demonstrations, load tests and tests of everything around the engine; it needs no weights
 and no torch. What it knows of a sequence it reads back from its KV slots, so a wrong block
-table, a reused block or a wrong move shows up as a wrong word.
+table, a reused block or a wrong move shows up as a wrong word. Asked for logprobs it is fairly
+sure: a token's own is -0.5, and those with the next higher ids follow at -1.5, -2.5 and so on.
 """
 
 import time
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
 from engine.execution.runner import ModelLimits
 from engine.interface.block_move import BlockMove, MoveKind
+from engine.interface.token_logprobs import StepLogprobs, TokenLogprob
 from engine.layers.step_layout import step_layout
 from engine.scheduling.scheduler_output import SchedulerOutput
 
@@ -49,7 +51,27 @@ class ScriptedRunner:
         token_ids = np.where(work.is_sampled, self._next_words(work), NO_TOKEN)
         unwritten = np.flatnonzero(work.is_sampled & (token_ids == NO_TOKEN)).tolist()
         errors = dict.fromkeys(unwritten, "No token was ever written where the next word stands.")
-        return ModelRunnerOutput(token_ids, errors, moves_s)
+        return ModelRunnerOutput(token_ids, errors, moves_s, self._logprobs(work, token_ids))
+
+    def _logprobs(self, work: SchedulerOutput, token_ids: NDArray[np.int64]) -> StepLogprobs | None:
+        sampled = {
+            row: self._logprob(int(token_ids[row]), spec.sampling.logprobs)
+            for row, spec in enumerate(work.specs)
+            if spec.sampling.logprobs is not None and token_ids[row] != NO_TOKEN
+        }
+        prompt = {
+            row: tuple(
+                self._logprob(target, work.specs[row].sampling.prompt_logprobs or 0)
+                for target in targets.tolist()
+            )
+            for row, targets in work.targets.items()
+        }
+        return StepLogprobs(sampled, prompt) if sampled or prompt else None
+
+    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+        places = range(min(num_top, self.limits.vocab_size))
+        top_ids = tuple((token_id + place) % self.limits.vocab_size for place in places)
+        return TokenLogprob(-0.5, top_ids, tuple(-0.5 - place for place in places))
 
     def _next_words(self, work: SchedulerOutput) -> NDArray[np.int64]:
         lengths = np.array([spec.num_prompt_tokens for spec in work.specs], dtype=np.int64)

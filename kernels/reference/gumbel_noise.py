@@ -30,9 +30,22 @@ def noise_key(seed: int, choice: int, position: int) -> tuple[int, int]:
     return _signed(a), _signed(b)
 
 
+def noise_keys(seeds: Tensor, choices: Tensor, positions: Tensor) -> Tensor:
+    """The keys [rows, 2] in int32 of many draws at once, named by int64 tensors [rows].
+
+    Products wrap modulo 2^64, which leaves the 32 bits that are kept as they are.
+    """
+    a, b = seeds & _WORD, seeds >> 32
+    for word in (choices, positions, 0x52, 0x1D):
+        a = _mix_all((a + word * _TOKEN_STRIDE) & _WORD)
+        b = _mix_all((b ^ a) + _TOKEN_STRIDE & _WORD)
+    return torch.stack((a, b), dim=-1).to(torch.int32)
+
+
 def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
     """Noise [rows, vocab_size] in float32 for keys [rows, 2] in int32."""
-    bits = torch.arange(vocab_size, dtype=torch.int32) * _signed(_TOKEN_STRIDE)
+    tokens = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)
+    bits = tokens * _signed(_TOKEN_STRIDE)
     bits = bits + keys[:, :1]
     bits ^= (bits >> 16) & 0xFFFF
     bits *= _signed(_FIRST)
@@ -50,6 +63,12 @@ def _mix(word: int) -> int:
     word = ((word ^ word >> 16) * _FIRST) & _WORD
     word = ((word ^ word >> 15) * _SECOND) & _WORD
     return word ^ word >> 16
+
+
+def _mix_all(words: Tensor) -> Tensor:
+    words = ((words ^ words >> 16) * _FIRST) & _WORD
+    words = ((words ^ words >> 15) * _SECOND) & _WORD
+    return words ^ words >> 16
 
 
 def _signed(word: int) -> int:

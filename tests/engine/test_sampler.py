@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.model_runner_output import NO_TOKEN
-from engine.execution.sampler import sample
+from engine.execution.sampler import SampledRows, Sampler
 from engine.interface.sampling_params import SamplingParams
 from engine.scheduling.scheduler_output import SequenceSpec
 
@@ -36,8 +36,10 @@ def scores(rows: int, seed: int = 0, spread: float = 3.0) -> Tensor:
 def draw(logits: Tensor, wishes: list[Wish]) -> list[int]:
     positions = np.array([a_wish.position for a_wish in wishes])
     specs = [a_wish.spec for a_wish in wishes]
-    tokens: list[int] = sample(logits, specs, positions, frozenset({EOS})).tolist()
-    return tokens
+    rows = SampledRows(specs, np.arange(len(specs)), positions)
+    tokens, _ = Sampler(frozenset({EOS})).sample(logits, rows)
+    words: list[int] = tokens.tolist()
+    return words
 
 
 def draws(logits: Tensor, sampling: SamplingParams, count: int) -> list[int]:
