@@ -36,8 +36,8 @@ def test_numbers_are_finite_and_in_their_range(name: str) -> None:
     for value in (low, high):
         validate(**{name: value})
     wrong: list[object] = [low - 0.001, high + 0.001, math.nan, math.inf, -math.inf, "1", True]
-    for value in [*wrong, None, 10**400]:
-        assert refused(**{name: value}) == name
+    for bad in [*wrong, None, 10**400]:
+        assert refused(**{name: bad}) == name
 
 
 @pytest.mark.parametrize("seed", [10**20, 2**63, -1, "100", 1.5, True])
