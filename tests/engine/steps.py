@@ -1,9 +1,10 @@
 """Steps for tests, written row by row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.interface.block_move import BlockMove, MoveKind
 from engine.interface.sampling_params import SamplingParams
@@ -35,7 +36,11 @@ def spec(
     return SequenceSpec(request_id, choice, num_prompt_tokens, sampling)
 
 
-def step(*rows: Row, moves: Sequence[BlockMove] = ()) -> SchedulerOutput:
+def step(
+    *rows: Row,
+    moves: Sequence[BlockMove] = (),
+    histories: Mapping[int, NDArray[np.int64]] | None = None,
+) -> SchedulerOutput:
     """Rows without a slot get their number as their slot."""
     width = max((len(row.table) for row in rows), default=0)
     tables = np.zeros((len(rows), width), dtype=np.int32)
@@ -52,6 +57,7 @@ def step(*rows: Row, moves: Sequence[BlockMove] = ()) -> SchedulerOutput:
         token_ids=np.array([t for row in rows for t in row.token_ids], dtype=np.int64),
         block_tables=tables,
         is_sampled=np.array([row.is_sampled for row in rows], dtype=np.bool_),
+        histories=histories or {},
     )
 
 
