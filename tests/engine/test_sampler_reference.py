@@ -162,7 +162,7 @@ def test_tiny_temperatures_and_nuclei_are_greedy_and_harm_nobody(name: str, valu
     assert mixed[::2].tolist() == undisturbed[::2].tolist()
 
 
-@pytest.mark.parametrize("spread", [1.0, 1e4, 1e30])
+@pytest.mark.parametrize("spread", [1.0, 1e4, 1e36])
 def test_the_coldest_drawn_row_stays_finite_whatever_the_spread_of_its_scores(
     spread: float,
 ) -> None:

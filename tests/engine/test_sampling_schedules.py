@@ -277,6 +277,18 @@ def test_a_prompt_is_scored_whatever_its_length_and_is_never_found_in_the_cache(
     assert again.num_cached_tokens == length - 1
 
 
+def test_choices_that_score_one_prompt_do_not_wait_for_each_others_blocks(
+    decoder: Decoder,
+) -> None:
+    prompt = tuple(5 + 7 * i % 250 for i in range(61))
+    num_steps = []
+    for n in (1, 2):
+        engine = engine_of(decoder)
+        told(engine, order("r", prompt, SamplingParams(max_tokens=0, prompt_logprobs=0, n=n)))
+        num_steps.append(engine.stats().steps_total)
+    assert num_steps == [4, 4]
+
+
 def test_a_prompt_that_is_only_scored_is_said_to_have_been_served(decoder: Decoder) -> None:
     engine = engine_of(decoder)
     for length in (1, 7):
