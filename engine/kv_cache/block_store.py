@@ -37,6 +37,7 @@ class BlockStore:
         self._idle = IdleBlocks()
         self._host = HostTier(num_host_blocks)
         self._moves: list[BlockMove] = []
+        self._worth_moving: dict[tuple[bool, int], bool] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -144,7 +145,7 @@ class BlockStore:
         """Drop a node that nobody holds, and all that continues it."""
         branches = [node]
         for parent in branches:
-            if parent.children:
+            if parent.children is not None:
                 branches += parent.children.values()
         for dropped in reversed(branches):
             if dropped.block is not None:
@@ -166,6 +167,7 @@ class BlockStore:
     def take_moves(self) -> tuple[BlockMove, ...]:
         """The moves that the books have assumed since the last call, in their order."""
         moves, self._moves = tuple(self._moves), []
+        self._worth_moving.clear()
         return moves
 
     def check(self, held: list[int]) -> None:
@@ -219,11 +221,7 @@ class BlockStore:
 
     def _evict(self, node: CachedBlock) -> None:
         """Blank an idle block; what it holds goes to the host, or is forgotten."""
-        reuse = 1.0 if node.is_preempted else self.swap_cost.idle_reuse
-        is_worth_it = self._host.num_blocks > 0 and self.swap_cost.is_offload_cheaper(
-            1, len(node.token_ids), self.recompute_s_per_token, reuse
-        )
-        if not (is_worth_it and self._make_room_on_host(node)):
+        if not (self._is_worth_moving(node) and self._make_room_on_host(node)):
             self.forget(node)
             return
         self._idle.remove(node)
@@ -235,11 +233,25 @@ class BlockStore:
         if not node.is_preempted:
             self.swap_cost.observe_idle_eviction()
 
+    def _is_worth_moving(self, node: CachedBlock) -> bool:
+        """Whether KV like the node's goes to the host; decided once between two steps."""
+        if self._host.num_blocks == 0:
+            return False
+        kind = (node.is_preempted, len(node.token_ids))
+        answer = self._worth_moving.get(kind)
+        if answer is None:
+            reuse = 1.0 if node.is_preempted else self.swap_cost.idle_reuse
+            answer = self.swap_cost.is_offload_cheaper(
+                1, kind[1], self.recompute_s_per_token, reuse
+            )
+            self._worth_moving[kind] = answer
+        return answer
+
     def _make_room_on_host(self, node: CachedBlock) -> bool:
         if self._host.num_free:
             return True
         loser = self._host.next_to_go()
-        if loser is None or loser in _ancestors(node):
+        if loser is None or (loser.children is not None and loser in _ancestors(node)):
             return False
         self.forget(loser)
         return True

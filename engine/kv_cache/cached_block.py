@@ -1,15 +1,16 @@
 """A block whose KV can be used again by whoever begins with the same tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class CachedBlock:
     """A node in the tree of known prefixes; its parent is the prefix before it.
 
     `token_ids` are the first tokens of the block, all of them unless the block is the partial
     tail of a sequence. The KV lies in `block` on the device or in `host_block` on the host,
-    never in both; a scope's root has neither. `is_preempted` says that a sequence that lost
+    never in both; a scope's root has neither. `children` is
+    None until there is one, oldest first. `is_preempted` says that a sequence that lost
     its place is known to need this block again.
     """
 
@@ -20,8 +21,7 @@ class CachedBlock:
     block: int | None = None
     host_block: int | None = None
     is_preempted: bool = False
-    children: "dict[bytes, CachedBlock]" = field(default_factory=dict)
-    newest_by_first_token: "dict[int, CachedBlock]" = field(default_factory=dict)
+    children: "dict[bytes, CachedBlock] | None" = None
 
     def num_common_tokens(self, token_ids: tuple[int, ...]) -> int:
         """How many first tokens of the block are these."""

@@ -161,9 +161,9 @@ class KVCacheManager:
         parent: CachedBlock | None = self.store.tree.root(prefix.cache_scope)
         index = 0
         while parent is not None:
-            children, parent = parent.children.values(), None
+            children, parent = parent.children or {}, None
             token_ids = prefix.tokens(index)
-            for node in children:
+            for node in children.values():
                 if node.token_ids == token_ids[: len(node.token_ids)]:
                     self.store.give_up(node)
                     parent = node if len(node.token_ids) == self.block_size else parent

@@ -11,7 +11,7 @@ from itertools import islice
 from engine.interface.prefix_keys import root_key
 from engine.kv_cache.cached_block import CachedBlock
 
-# Siblings looked at for another block that begins like one that is gone.
+# Children looked at for one that begins with the most of some tokens.
 MAX_LOOKS = 16
 
 
@@ -40,8 +40,10 @@ class PrefixTree:
         return node
 
     def find_similar(self, parent: CachedBlock, token_ids: tuple[int, ...]) -> CachedBlock | None:
-        """The newest child of `parent` that begins with the first of these tokens."""
-        return parent.newest_by_first_token.get(token_ids[0])
+        """Of the newest children of `parent` the one that begins with most of these tokens."""
+        newest = islice(reversed((parent.children or {}).values()), MAX_LOOKS)
+        alike = [node for node in newest if node.token_ids[0] == token_ids[0]]
+        return max(alike, key=lambda node: node.num_common_tokens(token_ids), default=None)
 
     def insert(
         self, parent: CachedBlock, key: bytes, token_ids: tuple[int, ...], block: int
@@ -49,12 +51,12 @@ class PrefixTree:
         """A new child of `parent`, or None when its key is taken: then it stays unknown."""
         if key in self._nodes:
             return None
-        if parent.parent is None:
-            self._roots[parent.cache_scope] = parent
+        if parent.children is None:
+            parent.children = {}
+            if parent.parent is None:
+                self._roots[parent.cache_scope] = parent
         node = CachedBlock(key, token_ids, parent.cache_scope, parent, block)
-        self._nodes[key] = node
-        parent.children[key] = node
-        parent.newest_by_first_token[token_ids[0]] = node
+        self._nodes[key] = parent.children[key] = node
         return node
 
     def remove(self, node: CachedBlock) -> None:
@@ -62,17 +64,13 @@ class PrefixTree:
         assert not node.children, "a block whose continuations are cached is forgotten"
         parent = node.parent
         assert parent is not None, "a root is not a block"
+        assert parent.children is not None
         del self._nodes[node.key]
         del parent.children[node.key]
-        first = node.token_ids[0]
-        if parent.newest_by_first_token.get(first) is node:
-            del parent.newest_by_first_token[first]
-            for sibling in islice(reversed(parent.children.values()), MAX_LOOKS):
-                if sibling.token_ids[0] == first:
-                    parent.newest_by_first_token[first] = sibling
-                    break
-        if parent.parent is None and not parent.children:
-            del self._roots[parent.cache_scope]
+        if not parent.children:
+            parent.children = None
+            if parent.parent is None:
+                del self._roots[parent.cache_scope]
 
     def check(self) -> None:
         """Every block hangs, by way of its parents, on its scope's root."""
@@ -82,8 +80,7 @@ class PrefixTree:
             branches = [root]
             while branches:
                 parent = branches.pop()
-                assert set(parent.newest_by_first_token.values()) <= set(parent.children.values())
-                for key, node in parent.children.items():
+                for key, node in (parent.children or {}).items():
                     assert node.parent is parent
                     assert node.cache_scope == scope
                     assert self._nodes[key] is node

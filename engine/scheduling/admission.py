@@ -38,16 +38,16 @@ class Admission:
         self._predictor = predictor
         self._low = int(LOW_WATERMARK * kv_cache.num_blocks)
         self._high = int(HIGH_WATERMARK * kv_cache.num_blocks)
-        self._is_short = False
+        self.is_short = False
 
     def note_preemption(self) -> None:
         """Blocks have run out: nobody joins until there is some distance to that again."""
-        self._is_short = True
+        self.is_short = True
 
     def note_projection(self, running: Growth) -> None:
         """A shortage is over when what runs is expected to keep well below the pool."""
-        if self._is_short and running.peak <= self._low:
-            self._is_short = False
+        if self.is_short and running.peak <= self._low:
+            self.is_short = False
 
     def may_join(self, sequence: Sequence, running: Growth) -> bool:
         """Whether the sequence may join those that are running."""
@@ -56,7 +56,7 @@ class Admission:
             return False
         if not len(running.held):
             return True
-        ceiling = self._low if self._is_short else self._high
+        ceiling = self._low if self.is_short else self._high
         return kv_cache.has_room(sequence.prefix, self.expected_tokens(sequence), ceiling, running)
 
     def open(self, sequence: Sequence) -> BlockTable:

@@ -19,7 +19,8 @@ class RunningTable:
     """Arrays by slot. A slot whose `is_used` is false means nothing.
 
     `num_told` tokens are known, `num_known` will be when the steps in flight end; `num_scheduled`
-    of those have KV then, `num_computed` have it already. `capacity` is how many
+    of those have KV then, `num_computed` have it already. `is_started` says that a step with it
+    has ended. `capacity` is how many
     the sequence's blocks can take, `max_tokens` how many it can ever have; the last of these
     never needs KV. `needs_history` is true where sampling does. `rank` orders them
     by importance, smallest first. `epoch` rises whenever a slot changes hands.
@@ -30,6 +31,7 @@ class RunningTable:
         self.is_used = np.zeros(num_slots, np.bool_)
         self.is_interactive = np.zeros(num_slots, np.bool_)
         self.is_guaranteed = np.zeros(num_slots, np.bool_)
+        self.is_started = np.zeros(num_slots, np.bool_)
         self.needs_history = np.zeros(num_slots, np.bool_)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.num_told = np.zeros(num_slots, np.int64)
@@ -97,6 +99,7 @@ class RunningTable:
         self.is_used[slot] = True
         self.is_interactive[slot] = sequence.is_interactive
         self.is_guaranteed[slot] = table.is_guaranteed
+        self.is_started[slot] = False
         self.needs_history[slot] = sequence.history is not None
         self.num_prompt_tokens[slot] = sequence.spec.num_prompt_tokens
         self.num_known[slot] = self.num_told[slot] = len(sequence.token_ids)

@@ -180,42 +180,26 @@ class Scheduler:
         slots = work.slots[is_told]
         running.num_told[slots] += 1
         running.last_token[slots] = token_ids[is_told]
-        is_full = running.num_told[work.slots] >= running.max_tokens[work.slots]
+        self._note_start(work.slots[is_current], now)
         # A token of a sequence that has left its slot is told to whoever it is now.
-        is_plain = is_told & ~is_full
+        is_plain = is_told & (running.num_told[work.slots] < running.max_tokens[work.slots])
         if logprobs is not None:
             is_plain[[*logprobs.sampled, *logprobs.prompt]] = False
         updates: list[SequenceUpdate] = []
-        living = list(map(self._living.get, work.specs))
+        living = map(self._living.get, work.specs)
         rows = zip(living, token_ids.tolist(), is_plain.tolist(), strict=True)
         for row, (sequence, token_id, is_plain_row) in enumerate(rows):
-            # Hundreds of rows in a step go this way: what `told` does is spelled out for them.
-            if (
-                is_plain_row
-                and sequence is not None
-                and (scheduled_at := sequence.scheduled_at) is not None
-                and token_id not in sequence.stop_ids
-            ):
-                spec = sequence.spec
-                sequence.token_ids.append(token_id)
-                updates.append(
-                    SequenceUpdate(
-                        spec.request_id,
-                        spec.choice,
-                        (token_id,),
-                        None,
-                        sequence.num_cached_tokens,
-                        scheduled_at,
-                    )
-                )
-            elif sequence is None:
+            if sequence is None:
                 self.num_late_rows += 1
+            elif is_plain_row and token_id not in sequence.stop_ids:
+                # Hundreds of rows in a step go this way: one more token, and nothing else.
+                sequence.token_ids.append(token_id)
+                updates.append(sequence.plainly_told(token_id))
             else:
-                if sequence.scheduled_at is None:
-                    sequence.scheduled_at = now
                 is_sampled = bool(work.is_sampled[row])
                 if (row in errors or is_sampled) and not is_current[row]:
                     sequence.is_pending = False
+                    sequence.scheduled_at = sequence.scheduled_at or now
                 outcome = _Outcome(token_id if is_sampled else None, errors.get(row))
                 if logprobs is not None:
                     scores = logprobs.prompt.get(row, ())
@@ -223,6 +207,14 @@ class Scheduler:
                     outcome = outcome._replace(logprob=logprobs.sampled.get(row), scores=scores)
                 updates += self._told(sequence, outcome)
         return updates
+
+    def _note_start(self, slots: Slots, now: float) -> None:
+        running = self._running
+        for slot in slots[~running.is_started[slots]].tolist():
+            running.is_started[slot] = True
+            sequence = running.sequence(slot)
+            if sequence.scheduled_at is None:
+                sequence.scheduled_at = now
 
     def _told(self, sequence: Sequence, outcome: "_Outcome") -> list[SequenceUpdate]:
         """Give a sequence what a row found out for it, and end it if there is no more to come."""
@@ -258,7 +250,8 @@ class Scheduler:
     def _admit(self) -> None:
         # Strictly in order: a smaller one behind the head could overtake it for ever.
         running = self._running
-        self._admission.note_projection(self._growth())
+        if self._admission.is_short:
+            self._admission.note_projection(self._growth())
         while (sequence := self._interactive.head) is not None:
             num_interactive = int(running.is_interactive[running.is_used].sum())
             if sequence.is_pending or num_interactive >= self._plan.max_interactive:
