@@ -143,18 +143,13 @@ class BlockStore:
 
     def forget(self, node: CachedBlock) -> None:
         """Drop a node that nobody holds, and all that continues it."""
-        branches = [node]
-        for parent in branches:
-            if parent.children is not None:
-                branches += parent.children.values()
-        for dropped in reversed(branches):
-            if dropped.block is not None:
-                self._idle.remove(dropped)
-                self._pool.blank(dropped.block)
-            else:
-                self._host.take_out(dropped)
-                self._host.leave(dropped)
-            self.tree.remove(dropped)
+        if node.children is not None:
+            branches = list(node.children.values())
+            for parent in branches:
+                branches += (parent.children or {}).values()
+            for dropped in reversed(branches):
+                self._forget_one(dropped)
+        self._forget_one(node)
 
     def give_up(self, node: CachedBlock) -> None:
         """The stopped sequence that was known to need this KV again needs it no more."""
@@ -184,6 +179,15 @@ class BlockStore:
         assert {on_device[block] for block in unheld} == set(self._idle), (
             "the idle blocks are not those that nobody holds"
         )
+
+    def _forget_one(self, node: CachedBlock) -> None:
+        if node.block is not None:
+            self._idle.remove(node)
+            self._pool.blank(node.block)
+        else:
+            self._host.take_out(node)
+            self._host.leave(node)
+        self.tree.remove(node)
 
     def _fetch(self, node: CachedBlock) -> int | None:
         """Bring a node back from the host into a block that is held then."""

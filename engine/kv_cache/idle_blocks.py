@@ -10,6 +10,9 @@ from collections.abc import Collection, Iterator
 
 from engine.kv_cache.cached_block import CachedBlock
 
+# A scope is ranked anew when it has lost one in so many of its blocks.
+TOLERANCE = 32
+
 
 class IdleBlocks:
     """Cached blocks that nobody holds, by scope, least recently used first."""
@@ -50,7 +53,7 @@ class IdleBlocks:
         while self._largest:
             size, scope = -self._largest[0][0], self._largest[0][1]
             nodes = self._by_scope.get(scope)
-            if nodes is not None and len(nodes) == size:
+            if nodes is not None and size - size // TOLERANCE <= len(nodes) <= size:
                 return next(iter(nodes))
             heapq.heappop(self._largest)
             # A scope that has shrunk is put in its new place; other records are out of date.

@@ -31,6 +31,8 @@ from engine.scheduling.waiting_queue import WaitingQueue
 
 Slots = NDArray[np.int64]
 
+# What a named tuple's own constructor ends in, without a call of Python's on the way.
+_new_tuple = tuple.__new__
 # Prompts looked at in a step beyond those that it has tokens for: they wait for others' blocks.
 MAX_LOOKS = 64
 
@@ -194,12 +196,16 @@ class Scheduler:
             elif is_plain_row and token_id not in sequence.stop_ids:
                 # Hundreds of rows in a step go this way: one more token, and nothing else.
                 sequence.token_ids.append(token_id)
-                updates.append(sequence.plainly_told(token_id))
+                spec, cached = sequence.spec, sequence.num_cached_tokens
+                at = sequence.scheduled_at
+                said = (spec.request_id, spec.choice, (token_id,), None, cached, at, "", None, None)
+                updates.append(_new_tuple(SequenceUpdate, said))
             else:
                 is_sampled = bool(work.is_sampled[row])
                 if (row in errors or is_sampled) and not is_current[row]:
                     sequence.is_pending = False
-                    sequence.scheduled_at = sequence.scheduled_at or now
+                if sequence.scheduled_at is None:
+                    sequence.scheduled_at = now
                 outcome = _Outcome(token_id if is_sampled else None, errors.get(row))
                 if logprobs is not None:
                     scores = logprobs.prompt.get(row, ())
