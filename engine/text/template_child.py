@@ -26,8 +26,8 @@ from engine.text.chat_template import (
     compile_template,
     render_chat,
 )
+from engine.text.child_process import LENGTH_BYTES
 
-LENGTH_BYTES = 4
 _MAX_REASON_CHARS = 500
 _MAX_TEMPLATES = 16
 

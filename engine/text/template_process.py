@@ -7,23 +7,15 @@ answer is killed and replaced. A warm render costs a fraction of a millisecond.
 
 import asyncio
 import json
-import os
-import select
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 from engine.interface.errors import InvalidRequest
 from engine.text.chat_template import ChatToRender
-from engine.text.template_child import LENGTH_BYTES
+from engine.text.child_process import ChildLost, ChildProcess
 
-_START_LIMIT_S = 20.0
-_READ_BYTES = 1 << 16
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_MODULE = "engine.text.template_child"
 
 
 class TemplateFailure(Exception):
@@ -53,7 +45,7 @@ class TemplateRenderer:
         self._places = threading.Semaphore(max_waiting)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
         # Only the one thread touches the child; `close` does once that thread has ended.
-        self._child: _Child | None = None
+        self._child: ChildProcess | None = None
 
     def start(self) -> None:
         """Start the child now and wait until it is ready, so that no request pays for it."""
@@ -102,18 +94,18 @@ class TemplateRenderer:
         try:
             answer = child.exchange(request, self._time_limit_s, self._max_answer_bytes)
             return _text_of(json.loads(answer))
-        except _ChildLost as error:
+        except ChildLost as error:
             self._discard_child()
             # The next caller should not wait for Python to start.
-            self._child = _Child(self._arguments)
+            self._child = ChildProcess(_MODULE, self._arguments)
             raise TemplateFailure(f"The chat template was stopped: {error}") from error
 
-    def _ready_child(self) -> "_Child":
+    def _ready_child(self) -> ChildProcess:
         if self._child is None:
-            self._child = _Child(self._arguments)
+            self._child = ChildProcess(_MODULE, self._arguments)
         try:
             self._child.wait_until_ready()
-        except _ChildLost as error:
+        except ChildLost as error:
             self._discard_child()
             raise TemplateFailure(f"The template process did not start: {error}") from error
         return self._child
@@ -131,76 +123,3 @@ def _text_of(answer: Mapping[str, str]) -> str:
         message = f"The model's chat template refuses these messages: {answer['refused']}"
         raise InvalidRequest(message, param="messages")
     raise TemplateFailure(f"The chat template failed: {answer.get('failed')}")
-
-
-class _ChildLost(Exception):
-    """The child did not answer in time, said too much, or is gone."""
-
-
-class _Child:
-    """The process and its two pipes, which never block the parent for longer than a limit."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        # No environment and no terminal: a template has nothing to read and nobody to signal.
-        self._process = subprocess.Popen(  # noqa: S603 - our own module, our own arguments
-            [sys.executable, "-m", "engine.text.template_child", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env={},
-            cwd=_PACKAGE_ROOT,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input = self._process.stdin.fileno()
-        self._output = self._process.stdout.fileno()
-        os.set_blocking(self._input, False)
-        os.set_blocking(self._output, False)
-        self._is_ready = False
-
-    def wait_until_ready(self) -> None:
-        if not self._is_ready:
-            self._read_frame(time.monotonic() + _START_LIMIT_S, 0)
-            self._is_ready = True
-
-    def exchange(self, request: bytes, limit_s: float, max_bytes: int) -> bytes:
-        deadline = time.monotonic() + limit_s
-        unsent = memoryview(len(request).to_bytes(LENGTH_BYTES, "big") + request)
-        while unsent:
-            try:
-                unsent = unsent[os.write(self._input, unsent) :]
-            except BlockingIOError:
-                _wait(self._input, select.POLLOUT, deadline)
-            except OSError as error:
-                raise _ChildLost("its process ended.") from error
-        return self._read_frame(deadline, max_bytes)
-
-    def kill(self) -> None:
-        self._process.kill()
-        # Popen's own end of life: reaps the process and closes both pipes.
-        with self._process:
-            pass
-
-    def _read_frame(self, deadline: float, max_bytes: int) -> bytes:
-        frame = bytearray()
-        expected = LENGTH_BYTES
-        while len(frame) < expected:
-            _wait(self._output, select.POLLIN, deadline)
-            received = os.read(self._output, _READ_BYTES)
-            if not received:
-                raise _ChildLost("its process ended, most likely for want of memory.")
-            frame += received
-            if len(frame) >= LENGTH_BYTES:
-                expected = LENGTH_BYTES + int.from_bytes(frame[:LENGTH_BYTES], "big")
-                if expected > LENGTH_BYTES + max_bytes:
-                    raise _ChildLost("its answer is too long.")
-        return bytes(frame[LENGTH_BYTES:])
-
-
-def _wait(descriptor: int, event: int, deadline: float) -> None:
-    poller = select.poll()
-    poller.register(descriptor, event)
-    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise _ChildLost("it took too long.")
