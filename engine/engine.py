@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from engine.execution.execution import Execution, InlineExecution
 from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.execution.runner import ModelLimits, Runner
+from engine.grammar.grammar_compiler import GrammarCompiler
 from engine.interface.errors import DuplicateRequest, InvalidRequest, QueueFull
 from engine.interface.generation_request import GenerationRequest
 from engine.interface.prefix_keys import child_key
@@ -83,15 +84,18 @@ class Engine:
 
     `execution` says where steps are computed; by default in the caller's thread. `clock` is
     the clock of `request.deadline_at`; it is read once per request, and from then on
-    `monotonic` counts, so a jump of the wall clock ends nothing.
+    `monotonic` counts, so a jump of the wall clock ends nothing. `grammars` checks the grammars
+    of requests, which the runner must be able to follow, and is closed with the engine; without
+    it, a request with a grammar is an InvalidRequest.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two are seams with one usual value
+    def __init__(  # noqa: PLR0913 - all but three are seams with one usual value
         self,
         runner: Runner,
         settings: EngineSettings,
         *,
         execution: Execution | None = None,
+        grammars: GrammarCompiler | None = None,
         predictor: Predictor | None = None,
         child_key: ChildKey = child_key,
         clock: Callable[[], float] = time.time,
@@ -99,6 +103,7 @@ class Engine:
     ) -> None:
         self._limits = runner.limits
         self._execution = execution or InlineExecution(runner)
+        self._grammars = grammars
         self._settings = settings
         self._child_key = child_key
         self._clock = clock
@@ -147,7 +152,8 @@ class Engine:
     def prepare(self, request: GenerationRequest) -> list[Sequence]:
         """Check a request and name its blocks; any thread may, since nothing is changed.
 
-        Raises InvalidRequest when it can never run here.
+        Raises InvalidRequest when it can never run here, GrammarBusy when its grammar cannot be
+        looked at now. Waits for that while the grammar is new.
         """
         self._validate(request)
         return sequences_of(
@@ -252,6 +258,8 @@ class Engine:
     def close(self) -> None:
         """Give up the execution; nothing can be computed afterwards."""
         self._execution.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def check(self) -> None:
         """Every living sequence is either waiting or running, and all books agree."""
@@ -281,6 +289,19 @@ class Engine:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
+        self._check_grammar(request)
+
+    def _check_grammar(self, request: GenerationRequest) -> None:
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return
+        if self._grammars is None:
+            raise InvalidRequest(
+                "This replica follows no grammar; ask for plain text.",
+                param="response_format",
+                code="unsupported_parameter",
+            )
+        self._grammars.check_blocking(grammar)
 
     def _start(self, work: SchedulerOutput) -> None:
         if work.is_empty:
@@ -358,6 +379,6 @@ def _shape(work: SchedulerOutput) -> StepShape:
     return StepShape(
         num_rows=work.num_rows,
         num_tokens=work.num_tokens,
-        decode_context=float(work.ends[is_decode].sum()),
+        context=float(work.ends.sum()),
         prefill_pairs=float((chunks * (starts + (chunks + 1) / 2)).sum()),
     )

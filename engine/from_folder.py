@@ -15,6 +15,7 @@ from engine.engine import Engine, EngineSettings
 from engine.execution.execution import Execution, InlineExecution
 from engine.execution.model_runner import ModelRunner
 from engine.execution.runner import Runner
+from engine.grammar.grammar_compiler import GrammarCompiler
 from engine.models.loader import load_decoder
 
 
@@ -32,10 +33,12 @@ def engine_from_folder(
     the caller's thread; `clock` is the clock of `request.deadline_at`.
     """
     settings = settings or EngineSettings()
+    grammars = GrammarCompiler(folder)
     runner = ModelRunner(
         load_decoder(folder, dtype),
         settings.num_blocks,
         settings.block_size,
         settings.num_host_blocks,
+        grammars.new_rows(),
     )
-    return Engine(runner, settings, execution=execution(runner), clock=clock)
+    return Engine(runner, settings, execution=execution(runner), grammars=grammars, clock=clock)

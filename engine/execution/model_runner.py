@@ -9,9 +9,11 @@ from torch import Tensor
 
 from engine.execution.block_mover import BlockMover
 from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
+from engine.execution.row_masks import RowMasks
 from engine.execution.runner import ModelLimits
 from engine.execution.sampler import SampledRows, Sampler
 from engine.execution.token_logprobs import prompt_logprobs
+from engine.grammar.grammar_rows import GrammarRows
 from engine.interface.token_logprobs import StepLogprobs, TokenLogprob
 from engine.layers.attention import CacheShape, attention_batch
 from engine.layers.step_layout import StepLayout, step_layout
@@ -25,12 +27,19 @@ _NO_SCORES = "The model gave no finite scores."
 class ModelRunner:
     """A Runner over a decoder and the KV cache tensor it fills.
 
+    `grammars` follows the outputs of rows with a grammar; without it there must be none.
+
     The cache is [layers, 2 x kv_heads, num_blocks x block_size, head_dim]. It holds finite
     numbers only: attention masks stale places but still multiplies them.
     """
 
     def __init__(
-        self, model: Decoder, num_blocks: int, block_size: int, num_host_blocks: int = 0
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        grammars: GrammarRows | None = None,
     ) -> None:
         description = model.description
         self.limits = ModelLimits(
@@ -51,6 +60,7 @@ class ModelRunner:
         )
         self._mover = BlockMover(self._caches, block_size, num_host_blocks)
         self._sampler = Sampler(description.eos_token_ids)
+        self._masks = RowMasks(grammars, self.limits)
 
     def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step; see Runner."""
@@ -58,6 +68,7 @@ class ModelRunner:
             moves_s = self._mover.carry_out(work.moves) if work.moves else 0.0
             if not work.num_rows:
                 return ModelRunnerOutput(np.empty(0, dtype=np.int64), moves_s=moves_s)
+            self._masks.begin(work)
             layout = step_layout(
                 work.starts, work.counts, work.block_tables, self._shape.block_size
             )
@@ -69,20 +80,26 @@ class ModelRunner:
                 ),
                 self._caches,
             )
-            errors = self._broken_rows(layout, hidden)
+            allowed, errors = self._masks.finish()
+            errors |= self._broken_rows(layout, hidden)
             scores = self._scored(work, layout, hidden, errors)
-            token_ids, chosen = self._sampled(work, layout, hidden, errors)
+            is_wanted = work.is_sampled.copy()
+            is_wanted[list(errors)] = False
+            token_ids, chosen = self._sampled(work, layout, hidden, is_wanted, allowed)
             unscored = np.flatnonzero(work.is_sampled & (token_ids == NO_TOKEN)).tolist()
             errors = dict.fromkeys(unscored, _NO_SCORES) | errors
             logprobs = StepLogprobs(chosen, scores) if chosen or scores else None
             return ModelRunnerOutput(token_ids, errors, moves_s, logprobs)
 
     def _sampled(
-        self, work: SchedulerOutput, layout: StepLayout, hidden: Tensor, errors: Mapping[int, str]
+        self,
+        work: SchedulerOutput,
+        layout: StepLayout,
+        hidden: Tensor,
+        is_wanted: NDArray[np.bool_],
+        allowed: Mapping[int, NDArray[np.bool_]],
     ) -> tuple[NDArray[np.int64], dict[int, TokenLogprob]]:
         token_ids = np.full(work.num_rows, NO_TOKEN)
-        is_wanted = work.is_sampled.copy()
-        is_wanted[list(errors)] = False
         wanted = np.flatnonzero(is_wanted)
         if not wanted.size:
             return token_ids, {}
@@ -96,6 +113,7 @@ class ModelRunner:
                 work.slots[wanted],
                 work.ends[wanted],
                 {index[row]: history for row, history in work.histories.items() if row in index},
+                {index[row]: tokens for row, tokens in allowed.items() if row in index},
             ),
         )
         token_ids[wanted] = sampled

@@ -29,12 +29,14 @@ class SampledRows:
     """Who wants a token: sequences, their slots, and where the new token will stand in each.
 
     `histories[i]` holds all tokens before it, for the rows whose scores depend on them.
+    `allowed[i]` says of each token whether it may come, for the rows with a grammar.
     """
 
     specs: Sequence[SequenceSpec]
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
     histories: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    allowed: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)
 
 
 class Sampler:
@@ -70,22 +72,34 @@ class Sampler:
         return sampled, dict(zip(told.tolist(), entries, strict=True))
 
     def _edited(self, raw: Tensor, rows: SampledRows, settings: Settings) -> Tensor:
-        """The scores after bias, penalties and forbidden ends; the same tensor if there are none.
+        """The scores after mask, bias, penalties and forbidden ends; the same tensor if none apply.
 
         Few rows have any of these, and what they ask for differs in length: one by one.
         """
         is_bound = rows.positions < settings["free_from"]
-        edited = np.flatnonzero(settings["is_edited"] | is_bound).tolist()
+        is_edited = settings["is_edited"] | is_bound
+        masked = list(rows.allowed)
+        # A grammar's mask has thought of the ends already.
+        is_bound[masked], is_edited[masked] = False, True
+        edited = np.flatnonzero(is_edited).tolist()
         if not edited:
             return raw
         scores = raw.clone()
         for row in edited:
             spec = rows.specs[row]
+            if row in rows.allowed:
+                _mask(scores[row], rows.allowed[row])
             _bias_and_penalise(scores[row], spec, rows.histories.get(row))
             if is_bound[row]:
                 eos = frozenset() if spec.sampling.ignore_eos else self._eos_token_ids
                 scores[row, sorted(eos.union(spec.sampling.stop_token_ids))] = float("-inf")
         return scores
+
+
+def _mask(scores: Tensor, allowed: NDArray[np.bool_]) -> None:
+    """Make tokens impossible, but hide no score that is not finite: the row is broken then."""
+    is_out = ~torch.from_numpy(allowed).to(scores.device)
+    scores.masked_fill_(is_out & scores.isfinite(), float("-inf"))
 
 
 def _bias_and_penalise(
@@ -95,7 +109,7 @@ def _bias_and_penalise(
     if sampling.logit_bias:
         token_ids, biases = zip(*sampling.logit_bias, strict=True)
         scores[list(token_ids)] += torch.tensor(biases, dtype=torch.float32, device=scores.device)
-    if not sampling.needs_history:
+    if not sampling.is_penalised:
         return
     assert history is not None, f"the step does not say what {spec.request_id} has said"
     said = torch.from_numpy(history).to(scores.device)

@@ -66,5 +66,5 @@ def _settings_of(spec: SequenceSpec) -> tuple[float, ...]:
         sampling.min_p,
         sampling.is_greedy,
         sampling.is_filtered,
-        bool(sampling.logit_bias) or sampling.needs_history,
+        bool(sampling.logit_bias) or sampling.is_penalised,
     )

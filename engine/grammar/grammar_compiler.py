@@ -44,6 +44,7 @@ class GrammarCompiler:
     ) -> None:
         self._folder = folder
         self._unstarted: list[GrammarRows] = []
+        self._rows: list[GrammarRows] = []
         self._process = MatcherProcess(folder, cpu_limit_s, memory_bytes)
         self._places = threading.Semaphore(max_waiting)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -58,6 +59,7 @@ class GrammarCompiler:
         """What a model runner follows outputs with; ready by the time that a check passes."""
         rows = GrammarRows(self._folder)
         self._unstarted.append(rows)
+        self._rows.append(rows)
         return rows
 
     async def check(self, grammar: Grammar, param: str = "response_format") -> None:
@@ -78,9 +80,11 @@ class GrammarCompiler:
         _raise(verdict.result() if isinstance(verdict, Future) else verdict, param)
 
     def close(self) -> None:
-        """End the process. Checks that still wait are cancelled."""
+        """End its processes, once no step uses them. Checks that still wait are cancelled."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._process.close()
+        for rows in self._rows:
+            rows.close()
 
     def _known(self, grammar: Grammar) -> "str | Future[str | None] | None":
         """What is wrong with the grammar, or None, or the promise of that."""

@@ -6,6 +6,7 @@ Values only; `validate` states the law every front end and the engine itself hol
 from dataclasses import dataclass
 
 from engine.interface.errors import InvalidRequest
+from engine.interface.grammar import Grammar
 from engine.interface.token_logprobs import MAX_LOGPROBS
 
 MAX_STOP_STRINGS = 4
@@ -28,6 +29,10 @@ class SamplingParams:
 
     What happens to the model's scores, in this order:
 
+    0. With a `grammar`, every token is impossible that would lead out of it. End tokens and
+       stop tokens are impossible until the output is one of its words; after that, before
+       `min_tokens` or with `ignore_eos`, as long as anything else is possible. One of them
+       ends the output, always. (A stop token that is the only way on is text, and a stop.)
     1. `logit_bias` is added: (token id, -100 .. 100) pairs.
     2. `repetition_penalty` divides the positive and multiplies the negative scores of all
        tokens that stand in prompt or output. 1 is off.
@@ -67,6 +72,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -81,6 +87,11 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """True when a token's score depends on which tokens stand before it, as such."""
+        return self.grammar is not None or self.is_penalised
+
+    @property
+    def is_penalised(self) -> bool:
+        """True when tokens have other scores where they have been said before."""
         return (
             self.presence_penalty != 0
             or self.frequency_penalty != 0
@@ -103,6 +114,8 @@ class SamplingParams:
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 2)
         self._check_logit_bias(vocab_size)
+        if self.grammar is not None:
+            self.grammar.validate()
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _check_int(name, count, 0, MAX_LOGPROBS)

@@ -67,17 +67,21 @@ class Sequence:
     @property
     def end(self) -> SequenceEnd | None:
         """Why the tokens known so far are all there will be, or None while more are wanted."""
-        token_ids, spec = self.token_ids, self.spec
+        token_ids = self.token_ids
         if self.is_scoring:
             return None
-        if (
-            token_ids[-1] in self.stop_ids
-            and len(token_ids) > spec.num_prompt_tokens + spec.sampling.min_tokens
-        ):
+        if token_ids[-1] in self.stop_ids and self._may_stop:
             return SequenceEnd.STOP
         if len(token_ids) >= self.max_tokens:
             return SequenceEnd.LENGTH
         return None
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether a stop token ends the output. A grammar lets one come only where it does."""
+        sampling = self.spec.sampling
+        num_output_tokens = self.num_output_tokens
+        return num_output_tokens > (sampling.min_tokens if sampling.grammar is None else 0)
 
     def targets(self, start: int, count: int) -> list[int]:
         """The prompt tokens to be scored by computing `count` tokens from position `start`."""
@@ -133,7 +137,9 @@ def sequences_of(
 ) -> list[Sequence]:
     """The request's choices in order, ready to be queued. Names their blocks, so it takes time."""
     sampling = request.sampling
-    eos = frozenset() if sampling.ignore_eos else eos_token_ids
+    # An output that can only end needs a way to.
+    is_endless = sampling.ignore_eos and sampling.grammar is None
+    eos = frozenset() if is_endless else eos_token_ids
     sequences = []
     for choice in range(request.num_choices):
         prompt = request.prompt_of(choice)
