@@ -1,6 +1,6 @@
 """What a long prompt does to those who are reading: the time between their tokens.
 
-Sixteen interactive streams decode on a real model; then one prompt of 4,000 tokens arrives. As in
+Sixteen interactive readers stream from a real model; then one prompt of 4,000 tokens arrives. As in
 a replica, the loop decides a step while another computes, and all of them read the clock when
 their token comes out of the update queue. What is compared is one run's own before and during.
 """
@@ -17,6 +17,7 @@ from engine.execution.execution import ThreadedExecution
 from engine.from_folder import engine_from_folder
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
+from engine.interface.sequence_update import SequenceEnd
 from engine.loop import EngineLoop
 from engine.text.tokenizer import Tokenizer
 
@@ -38,13 +39,22 @@ PATIENCE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many read, from prompts of which length, and how many tokens each before it counts."""
+    """How many read, from prompts of which length, and how many tokens each before it counts.
+
+    A stream asks again after `stream_tokens` tokens, so that the decodes of the second half of the
+    measurement look at no more context than those of the first.
+    """
 
     num_streams: int = 16
     prompt_tokens: int = 128
     long_prompt_tokens: int = 4_000
+    stream_tokens: int = 256
     num_warm_up: int = 20
-    num_before: int = 120
+    num_before: int = 240
+
+    def first_length(self, number: int) -> int:
+        """Output tokens of a stream's first request, so that the streams do not end together."""
+        return 1 + self.stream_tokens * (number + 1) // self.num_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,32 +118,39 @@ def watch(
     loop: EngineLoop, prompts: list[tuple[int, ...]], long_prompt: tuple[int, ...], load: Load
 ) -> Interference:
     """The same on any loop that runs: the streams read, the long prompt comes, and is watched."""
-    num_tokens = {str(number): 0 for number in range(len(prompts))}
+    lengths = {str(number): load.first_length(number) for number in range(len(prompts))}
+    num_tokens = dict.fromkeys(lengths, 0)
     last_at: dict[str, float] = {}
     before_ms: list[float] = []
     during_ms: list[float] = []
     sent_at: float | None = None
-    for number, prompt in enumerate(prompts):
-        loop.try_submit(_request(str(number), prompt))
+    for stream, length in lengths.items():
+        loop.try_submit(_request(stream, prompts[int(stream)], length))
     while True:
         updates = loop.updates.get(PATIENCE_S)
         if updates is None:
             raise RuntimeError("The engine died.") from loop.failure
         now = time.perf_counter()
         for update in updates:
-            if update.end is not None:
+            if update.end not in (None, SequenceEnd.LENGTH):
                 raise RuntimeError(f"A stream ended: {update.end} {update.message}")
             if update.request_id == LONG:
                 assert sent_at is not None
                 return Interference(load, before_ms, during_ms, now - sent_at)
-            num_tokens[update.request_id] += 1
-            if num_tokens[update.request_id] > load.num_warm_up:
+            stream = update.request_id.partition(".")[0]
+            num_tokens[stream] += 1
+            if num_tokens[stream] > load.num_warm_up and stream in last_at:
                 gaps = before_ms if sent_at is None else during_ms
-                gaps.append(1000 * (now - last_at[update.request_id]))
-            last_at[update.request_id] = now
+                gaps.append(1000 * (now - last_at[stream]))
+            last_at[stream] = now
+            if update.end is not None:
+                # The same reader asks the same again: contexts stay as long as they were.
+                del last_at[stream]
+                again = f"{stream}.{num_tokens[stream]}"
+                loop.try_submit(_request(again, prompts[int(stream)], load.stream_tokens))
         if sent_at is None and min(num_tokens.values()) >= load.num_warm_up + load.num_before:
             sent_at = time.perf_counter()
-            loop.try_submit(_request(LONG, long_prompt))
+            loop.try_submit(_request(LONG, long_prompt, 1))
 
 
 def main(folder: Path) -> None:
@@ -144,12 +161,11 @@ def main(folder: Path) -> None:
         raise SystemExit(1)
 
 
-def _request(request_id: str, prompt: tuple[int, ...]) -> GenerationRequest:
+def _request(request_id: str, prompt: tuple[int, ...], max_tokens: int) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
         prompts=(prompt,),
-        # More than anybody waits for: the streams go on until the measurement is over.
-        sampling=SamplingParams(max_tokens=1_500, temperature=0.0, ignore_eos=True),
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
         priority_class=PriorityClass.INTERACTIVE,
         cache_scope="bench",
         arrival=0.0,

@@ -203,13 +203,11 @@ def _shape(work: SchedulerOutput) -> StepShape:
     return StepShape(
         num_rows=work.num_rows,
         num_tokens=work.num_tokens,
-        decode_context=float(work.ends[is_decode].sum()),
+        context=float(work.ends[is_decode].sum()),
         prefill_pairs=float((work.counts * context)[~is_decode].sum()),
     )
 
 
 def _step_seconds(shape: StepShape) -> float:
     """About an 8B model in bf16 on one H100-class device: weights read once, KV by each decode."""
-    return (
-        7e-3 + 20e-6 * shape.num_tokens + 30e-9 * shape.decode_context + 1e-9 * shape.prefill_pairs
-    )
+    return 7e-3 + 20e-6 * shape.num_tokens + 30e-9 * shape.context + 1e-9 * shape.prefill_pairs

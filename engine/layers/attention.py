@@ -60,11 +60,17 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of one sequence's rows, the cache rows to collect, and who sees what of them."""
+    """A run of one sequence's rows, where its context lies, and who sees what of it.
+
+    A context whose blocks follow each other is read where it is, from `slots`; another one is
+    collected from `cache_rows`.
+    """
 
     rows: slice
+    slots: slice | None
     cache_rows: Tensor
     visible: Tensor
+    num_uneven: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +99,18 @@ class AttentionBatch:
         for group in plan.groups:
             out[group.rows] = self._attend_group(group, query[group.rows], cache, rules)
         for chunk in plan.chunks:
-            context = gather_kv(cache, chunk.cache_rows, self.shape.block_size)
+            if chunk.slots is not None:
+                context = cache[:, chunk.slots]
+            else:
+                context = gather_kv(cache, chunk.cache_rows, self.shape.block_size)
             context = context.view(2, self.shape.num_kv_heads, -1, self.shape.head_dim)
             out[chunk.rows] = attend_chunk(
-                query[chunk.rows], context, chunk.visible, rules.scale, rules.soft_cap
+                query[chunk.rows],
+                context,
+                chunk.visible,
+                chunk.num_uneven,
+                rules.scale,
+                rules.soft_cap,
             )
         return out
 
@@ -171,10 +185,16 @@ class _Planner:
     def _chunk(self, row: int) -> Chunk:
         layout, shape = self._layout, self._shape
         offset, count, first = (int(a[row]) for a in (layout.offsets, layout.counts, self._firsts))
-        table = torch.from_numpy(layout.block_tables[row : row + 1, first : layout.num_blocks[row]])
+        blocks = layout.block_tables[row, first : layout.num_blocks[row]]
+        is_one_run = bool((np.diff(blocks) == 1).all())
+        begin = int(blocks[0]) * shape.block_size
         start = int(layout.starts[row]) - first * shape.block_size
         return Chunk(
             rows=slice(offset, offset + count),
-            cache_rows=gather_rows(table, shape.num_kv_heads, shape.num_blocks),
+            slots=slice(begin, begin + len(blocks) * shape.block_size) if is_one_run else None,
+            cache_rows=gather_rows(
+                torch.from_numpy(blocks[None]), shape.num_kv_heads, shape.num_blocks
+            ),
             visible=causal_mask(start, count, self._window),
+            num_uneven=count if self._window is None else start + count,
         )

@@ -36,6 +36,8 @@ MAX_STEPS_WITHOUT = 32
 # Turning sequences away cannot make a step shorter than one lone reader's. Up to this many times
 # that, more rows still pay: three quarters of the step are then spent on rows, not on overhead.
 LONE_READERS = 4.0
+# After so many steps with a chunk one goes without, where nothing else tells what decodes take.
+LOOK_EVERY = 8
 # Stands for no limit, where rows seem to cost nothing.
 MANY = 1_000_000
 # How much a measured step moves the average that metrics show.
@@ -107,6 +109,7 @@ class InterTokenController:
         # What is left of a token and of a decode when the share of a step is no whole number.
         self._prefill_carry = 0.0
         self._batch_carry = 0.0
+        self._num_chunk_steps = 0
 
     def plan(self, demand: StepDemand) -> StepPlan:
         """Say what this step may compute; call it once per step."""
@@ -118,7 +121,8 @@ class InterTokenController:
             plan = StepPlan(owed, demand.batch_decodes, limit, True)
         else:
             plan = self._plan_beside_readers(demand, owed, prices)
-        self._predicted_s = _plan_seconds(demand, plan, prices)
+        planned = self._model.prices(has_chunk=plan.prefill_tokens > 0)
+        self._predicted_s = _plan_seconds(demand, plan, planned)
         self._last_plan = plan
         return plan
 
@@ -147,15 +151,22 @@ class InterTokenController:
         self._effective_target_s = max(self._target_s, STRETCH * alone_s)
         slack_s = max(AIM * self._target_s, STRETCH * alone_s) - alone_s
 
-        chunk_s = _chunk_seconds(owed, demand.prefill_context, prices)
+        beside = self._model.prices(has_chunk=True)
+        # What a chunk step of these readers takes more than another, before any chunk.
+        extra_s = beside.base + _decodes_seconds(readers, demand.interactive_context, beside)
+        extra_s -= alone_s
+        chunk_s = extra_s + _chunk_seconds(owed, demand.prefill_context, beside)
         floor_s = max(0.0, min(PREFILL_FLOOR * slack_s, chunk_s))
         batch_decodes, batch_s = self._share_of_batch(demand, slack_s - floor_s, prices)
-        prefill_tokens = self._share_of_prefill(demand, owed, max(floor_s, slack_s - batch_s))
+        share_s = max(floor_s, slack_s - batch_s)
+        prefill_tokens = self._share_of_prefill(demand, owed, share_s, extra_s)
         short = min(demand.short_prefill_tokens, owed)
         if short > prefill_tokens:
             short_s = (self._short_stretch(alone_s) - 1.0) * alone_s
-            fitting = int(min(short, _tokens_within(short_s, demand.prefill_context, prices)))
+            context = demand.prefill_context
+            fitting = int(min(short, _tokens_within(short_s, extra_s, context, beside)))
             prefill_tokens = max(prefill_tokens, fitting)
+        prefill_tokens = self._unless_due_a_look(prefill_tokens, alone_s)
 
         max_interactive = self._max_interactive(demand.interactive_context / readers, prices)
         return StepPlan(
@@ -182,12 +193,24 @@ class InterTokenController:
         self._batch_carry = min(exact - decodes, 1.0)
         return decodes, max(share_s, decodes * one_s)
 
-    def _share_of_prefill(self, demand: StepDemand, owed: int, share_s: float) -> int:
+    def _unless_due_a_look(self, prefill_tokens: int, alone_s: float) -> int:
+        """Where the pace is set by what the decodes alone take, see now and then what that is."""
+        is_hopeless = STRETCH * alone_s > AIM * self._target_s
+        self._num_chunk_steps = self._num_chunk_steps + 1 if prefill_tokens and is_hopeless else 0
+        if self._num_chunk_steps < LOOK_EVERY:
+            return prefill_tokens
+        self._num_chunk_steps = 0
+        return 0
+
+    def _share_of_prefill(
+        self, demand: StepDemand, owed: int, share_s: float, extra_s: float
+    ) -> int:
         """How many prefill tokens fit."""
         if owed == 0:
             self._prefill_carry = 0.0
             return 0
-        fitting = _tokens_within(share_s, demand.prefill_context, self._model.prices())
+        prices = self._model.prices(has_chunk=True)
+        fitting = _tokens_within(share_s, extra_s, demand.prefill_context, prices)
         exact = self._prefill_carry + max(min(fitting, owed), 1.0 / MAX_STEPS_WITHOUT)
         tokens = min(int(exact), owed)
         self._prefill_carry = min(exact - tokens, 1.0)
@@ -220,22 +243,23 @@ def _chunk_seconds(tokens: int, context: float, prices: Prices) -> float:
     """What a chunk behind so much context adds to a step of decodes; 0 if it has no tokens."""
     if tokens == 0:
         return 0.0
-    per_token = prices.token + prices.pair * (context + tokens / 2)
-    return _chunk_overhead_seconds(prices) + tokens * per_token
+    per_token = prices.token + prices.context + prices.pair * (context + tokens / 2)
+    return _chunk_overhead_seconds(context, prices) + tokens * per_token
 
 
-def _chunk_overhead_seconds(prices: Prices) -> float:
+def _chunk_overhead_seconds(context: float, prices: Prices) -> float:
     """What a chunk adds before its first token: less than nothing where decodes hide behind it."""
-    return prices.chunk_base - prices.base + prices.row
+    return prices.chunk_base - prices.base + prices.row + prices.context * context
 
 
-def _tokens_within(seconds: float, context: float, prices: Prices) -> float:
+def _tokens_within(seconds: float, extra_s: float, context: float, prices: Prices) -> float:
     """The inverse of `_chunk_seconds`: the positive root of a quadratic, or inf if all is free.
 
     Where the overhead leaves next to nothing, the floor again: a chunk must be worth its step.
     """
-    left_s = max(seconds - _chunk_overhead_seconds(prices), PREFILL_FLOOR * seconds)
-    per_token = prices.token + prices.pair * context
+    overhead_s = extra_s + _chunk_overhead_seconds(context, prices)
+    left_s = max(seconds - overhead_s, PREFILL_FLOOR * seconds)
+    per_token = prices.token + prices.context + prices.pair * context
     divisor = per_token + sqrt(per_token * per_token + 2 * prices.pair * left_s)
     return 2 * left_s / divisor if divisor > 0.0 else inf
 

@@ -1,15 +1,17 @@
 """Learns, while serving, how long a step takes from what it computes.
 
     seconds = speed * (base + row * num_rows + token * num_tokens
-                            + context * decode_context + pair * prefill_pairs)
+                            + context * context + pair * prefill_pairs)
 
 A step with a chunk has a base of its own: a device that reads its weights while it computes
 hides the one behind the other, and no single line fits both kinds of step.
 
 Two clocks of learning. The six prices are fitted slowly, over the last hundreds of steps;
 `speed` follows the last few steps, because a machine that gets slower gets slower in
-everything, and at once. What a steady load cannot tell apart (a thousand steps of sixteen
-decodes say nothing about prefill) keeps the price that it had. No clock, no I/O.
+everything, and at once. Steps with a chunk have a speed of their own too, so that what the
+prices get wrong about chunks is not taken for what decodes cost. What a steady load cannot tell
+apart (a thousand steps of sixteen decodes say nothing about prefill) keeps the price that it had.
+No clock, no I/O.
 """
 
 from operator import add
@@ -29,6 +31,8 @@ SPEED_GAIN = 0.5
 # Small distances are mostly jitter: one of 2 % is closed by a tenth only.
 SPEED_DOUBT = 5.0
 NUM_RECENT = 5
+# A kind of step that has not been seen for so many steps takes over the changes of the other.
+STALE_AFTER = 32
 # How much of `speed` is taken out of a step before the prices learn from it (an exponent). All of
 # it would keep what is remembered true whatever the machine's speed, but let the two drift apart
 # without bound; with nine tenths a lasting change of speed moves into the prices in 1000 steps.
@@ -48,22 +52,27 @@ LEAST_WEIGHT = 1e-6
 class StepShape(NamedTuple):
     """What decides how long a step takes.
 
-    `num_rows` sequences compute `num_tokens` tokens. `decode_context` is the sum of the KV
-    tokens read by rows of one token; `prefill_pairs` the sum over longer rows of their count
-    times the mean context that each of their tokens reads.
+    `num_rows` sequences compute `num_tokens` tokens. `context` is the KV tokens that the rows
+    look at, each row's counted once; `prefill_pairs` the sum over rows of several tokens of their
+    count times the mean context that each of their tokens looks at.
     """
 
     num_rows: int
     num_tokens: int
-    decode_context: float
+    context: float
     prefill_pairs: float
+
+    @property
+    def has_chunk(self) -> bool:
+        """Whether some row computes several tokens."""
+        return self.prefill_pairs > 0.0
 
 
 class Prices(NamedTuple):
     """Seconds per thing; all are positive.
 
     `base` is paid by a step of decodes alone and `chunk_base` by one with a chunk, then each
-    row, each token, each token of decode context, each prefill pair.
+    row, each token, each token of context, each prefill pair.
     """
 
     base: float
@@ -79,14 +88,15 @@ class StepTimeModel:
 
     def __init__(self) -> None:
         self._num_observed = 0
-        self._speed = 1.0
+        self._speeds = [1.0, 1.0]
+        self._last_seen = [0, 0]
         # In units of PRIOR_PRICES, so that all six are numbers of about the same size.
         self._weights = [1.0] * NUM_PRICES
         # The remembered steps as normal equations. Each step counts by its relative error
         # (features and seconds are divided by the seconds): short steps matter as much as long.
         self._with_chunks = _Memory()
         self._decodes_only = _Memory()
-        self._recent: list[tuple[list[float], float]] = []
+        self._recent: tuple[list[tuple[list[float], float]], ...] = ([], [])
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn that a step of this shape took so long.
@@ -95,30 +105,31 @@ class StepTimeModel:
         """
         if shape.num_rows == 0 or not SHORTEST_S <= seconds <= LONGEST_S:
             return
-        features = _features(shape)
-        self._recent.append((features, seconds))
-        if len(self._recent) > NUM_RECENT:
-            del self._recent[0]
+        features, kind = _features(shape), int(shape.has_chunk)
+        recent = self._recent[kind]
+        recent.append((features, seconds))
+        if len(recent) > NUM_RECENT:
+            del recent[0]
         self._num_observed += 1
         if self._num_observed == 1:
             # The first step sets the size of all prices, their proportions stay the guess.
             scale = seconds / _dot(self._weights, features)
             self._weights = [weight * scale for weight in self._weights]
-        expected = self._speed * _dot(self._weights, features)
+        expected = self._speeds[kind] * _dot(self._weights, features)
         believed = min(max(seconds, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
-        memory = self._with_chunks if shape.prefill_pairs > 0.0 else self._decodes_only
-        believed /= self._speed**SPEED_SHARE
+        memory = self._with_chunks if kind else self._decodes_only
+        believed /= self._speeds[kind] ** SPEED_SHARE
         memory.add([feature / believed for feature in features])
         self._fit_prices()
-        self._follow_speed()
+        self._follow_speed(kind)
 
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step of this shape will take; positive."""
-        return self._speed * _dot(self._weights, _features(shape))
+        return self._speeds[shape.has_chunk] * _dot(self._weights, _features(shape))
 
-    def prices(self) -> Prices:
-        """What the machine charges at its present speed."""
-        speed = self._speed
+    def prices(self, *, has_chunk: bool = False) -> Prices:
+        """What the machine charges at its present speed in steps with a chunk or without one."""
+        speed = self._speeds[has_chunk]
         return Prices._make(
             [
                 speed * weight * prior
@@ -128,7 +139,7 @@ class StepTimeModel:
 
     def seconds_per_prefill_token(self, context: float) -> float:
         """What one more token of a chunk costs that reads `context` tokens of KV."""
-        prices = self.prices()
+        prices = self.prices(has_chunk=True)
         return prices.token + prices.pair * context
 
     def _fit_prices(self) -> None:
@@ -147,18 +158,22 @@ class StepTimeModel:
                 gradient = vector[i] - _dot(row, weights)
                 weights[i] = max(LEAST_WEIGHT, weights[i] + gradient / (row[i] + damping))
 
-    def _follow_speed(self) -> None:
+    def _follow_speed(self, kind: int) -> None:
         """Take what the prices cannot explain in the last steps for the machine's speed."""
-        ratios = sorted(
-            seconds / _dot(self._weights, features) for features, seconds in self._recent
-        )
+        recent = self._recent[kind]
+        ratios = sorted(seconds / _dot(self._weights, features) for features, seconds in recent)
         # The lower of two medians: what disturbs a step makes it longer.
         median = ratios[(len(ratios) - 1) // 2]
-        if self._num_observed < NUM_RECENT:
-            self._speed = median
-            return
-        gap = median / self._speed - 1.0
-        self._speed *= 1.0 + min(SPEED_GAIN, SPEED_DOUBT * abs(gap)) * gap
+        before = self._speeds[kind]
+        gap = median / before - 1.0
+        is_new = self._num_observed < NUM_RECENT
+        gain = 1.0 if is_new else min(SPEED_GAIN, SPEED_DOUBT * abs(gap))
+        self._speeds[kind] = before * (1.0 + gain * gap)
+        self._last_seen[kind] = self._num_observed
+        if self._num_observed - self._last_seen[1 - kind] > STALE_AFTER or is_new:
+            # Nothing is known of the other kind; the machine itself has changed by so much.
+            self._speeds[1 - kind] *= self._speeds[kind] / before
+            self._recent[1 - kind].clear()
 
 
 class _Memory:
@@ -195,13 +210,12 @@ class _Memory:
 
 def _features(shape: StepShape) -> list[float]:
     base, chunk_base, row, token, context, pair = PRIOR_PRICES
-    has_chunk = shape.prefill_pairs > 0.0
     return [
-        0.0 if has_chunk else base,
-        chunk_base if has_chunk else 0.0,
+        0.0 if shape.has_chunk else base,
+        chunk_base if shape.has_chunk else 0.0,
         row * shape.num_rows,
         token * shape.num_tokens,
-        context * shape.decode_context,
+        context * shape.context,
         pair * shape.prefill_pairs,
     ]
 

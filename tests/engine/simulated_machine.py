@@ -5,7 +5,7 @@ from random import Random
 from engine.scheduling.step_time_model import Prices, StepShape
 
 GPU = Prices(base=1e-3, chunk_base=1e-3, row=0.0, token=20e-6, context=30e-9, pair=1.5e-9)
-CPU = Prices(base=20e-3, chunk_base=20e-3, row=0.0, token=1.5e-3, context=2e-6, pair=1e-6)
+CPU = Prices(base=20e-3, chunk_base=22e-3, row=0.0, token=1e-3, context=2e-6, pair=4e-7)
 
 
 class SimulatedMachine:
@@ -24,7 +24,7 @@ class SimulatedMachine:
             (prices.chunk_base if shape.prefill_pairs > 0.0 else prices.base)
             + prices.row * shape.num_rows
             + prices.token * shape.num_tokens
-            + prices.context * shape.decode_context
+            + prices.context * shape.context
             + prices.pair * shape.prefill_pairs
         )
 
@@ -43,5 +43,8 @@ def with_chunk(work: StepShape, tokens: int, context: float) -> StepShape:
     """The same with a chunk of so many tokens behind `context` tokens."""
     pairs = tokens * (context + tokens / 2)
     return StepShape(
-        work.num_rows + 1, work.num_tokens + tokens, work.decode_context, work.prefill_pairs + pairs
+        work.num_rows + 1,
+        work.num_tokens + tokens,
+        work.context + context + tokens,
+        work.prefill_pairs + pairs,
     )

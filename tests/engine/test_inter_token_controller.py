@@ -176,7 +176,7 @@ def test_a_long_prompt_beside_16_readers_on_a_slow_machine_slows_them_by_less_th
         plan, seconds = made.step(demand(16, prefill=owed, behind=4000.0 - owed))
         owed -= plan.prefill_tokens
         beside.append(seconds)
-        assert len(beside) < 2000
+        assert len(beside) < 4000
     assert percentile(beside, 0.95) <= 1.3 * percentile(alone, 0.95)
     state = made.controller.state()
     assert state.effective_target_s > state.target_s == 0.040

@@ -104,7 +104,7 @@ def test_a_device_that_hides_its_decodes_behind_a_chunk_is_predicted_in_both_kin
     None
 ):
     def roofline(shape: StepShape) -> float:
-        reading = 6e-3 + 30e-9 * shape.decode_context
+        reading = 6e-3 + 30e-9 * shape.context
         return 1e-3 + max(reading, 20e-6 * shape.num_tokens + 1.5e-9 * shape.prefill_pairs)
 
     model, ratios = StepTimeModel(), []

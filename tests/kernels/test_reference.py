@@ -147,7 +147,8 @@ def test_chunk_attention_is_causal_at_any_offset(
     query = torch.randn(count, HEADS, HEAD_DIM)
     rows = gather_rows(torch.tensor([table]), KV_HEADS, NUM_BLOCKS)
     context = gather_kv(cache, rows, BLOCK_SIZE).view(2, KV_HEADS, -1, HEAD_DIM)
-    out = attend_chunk(query, context, causal_mask(start, count, window), SCALE, cap)
+    num_uneven = count if window is None else start + count
+    out = attend_chunk(query, context, causal_mask(start, count, window), num_uneven, SCALE, cap)
     for i in range(count):
         expected = dense_attention(query[i], kv, start + i, window, cap)
         torch.testing.assert_close(out[i], expected, rtol=1e-4, atol=1e-4)
