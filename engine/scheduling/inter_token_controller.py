@@ -33,9 +33,13 @@ SHORT_STRETCH = 2.0
 PREFILL_FLOOR = 0.25
 # At worst, one batch decode and one prefill token are computed in this many steps.
 MAX_STEPS_WITHOUT = 32
-# Turning sequences away cannot make a step shorter than one lone reader's. Up to this many times
-# that, more rows still pay: three quarters of the step are then spent on rows, not on overhead.
+# Nobody joins while the readers' decodes alone take more than this many times the target ...
+CROWDED = 1.5
+# ... and this many times the shortest such step: turning sequences away cannot make a step
+# shorter than that, and up to here more of it is spent on rows than on overhead.
 LONE_READERS = 4.0
+# How fast the shortest step is forgotten.
+SHORTEST_FADES = 1.001
 # After so many steps with a chunk one goes without, where nothing else tells what decodes take.
 LOOK_EVERY = 8
 # Stands for no limit, where rows seem to cost nothing.
@@ -67,8 +71,8 @@ class StepPlan(NamedTuple):
     """What may be computed in this step, besides every interactive decode.
 
     A further interactive sequence should join only while fewer than `max_interactive` run
-    (decoding or not yet; at least 1, so that there is always a way on), a further batch one
-    only if `may_admit_batch`: not while batch decodes are being left out.
+    (decoding or not yet; 1 where the readers crowd the step, so that there is always a way on),
+    a further batch one only if `may_admit_batch`: not while batch decodes are being left out.
     """
 
     prefill_tokens: int
@@ -110,6 +114,7 @@ class InterTokenController:
         self._prefill_carry = 0.0
         self._batch_carry = 0.0
         self._num_chunk_steps = 0
+        self._shortest_s = inf
 
     def plan(self, demand: StepDemand) -> StepPlan:
         """Say what this step may compute; call it once per step."""
@@ -117,8 +122,7 @@ class InterTokenController:
         prices = self._model.prices()
         if demand.interactive_decodes == 0:
             self._effective_target_s = self._target_s
-            limit = self._max_interactive(demand.prefill_context, prices)
-            plan = StepPlan(owed, demand.batch_decodes, limit, True)
+            plan = StepPlan(owed, demand.batch_decodes, MANY, True)
         else:
             plan = self._plan_beside_readers(demand, owed, prices)
         planned = self._model.prices(has_chunk=plan.prefill_tokens > 0)
@@ -168,7 +172,7 @@ class InterTokenController:
             prefill_tokens = max(prefill_tokens, fitting)
         prefill_tokens = self._unless_due_a_look(prefill_tokens, alone_s)
 
-        max_interactive = self._max_interactive(demand.interactive_context / readers, prices)
+        max_interactive = self._max_interactive(alone_s)
         return StepPlan(
             prefill_tokens=prefill_tokens,
             batch_decodes=batch_decodes,
@@ -225,13 +229,11 @@ class InterTokenController:
         hopelessness = min(max((strain - 1.0) / (STRETCH - 1.0), 0.0), 1.0)
         return STRETCH + hopelessness * (SHORT_STRETCH - STRETCH)
 
-    def _max_interactive(self, mean_context: float, prices: Prices) -> int:
-        """How many readers of so much context each fill the target."""
-        one_s = _decodes_seconds(1, mean_context, prices)
-        most_s = max(self._target_s, LONE_READERS * (prices.base + one_s))
-        if one_s * MANY <= most_s:
-            return MANY
-        return max(1, int((most_s - prices.base) / one_s))
+    def _max_interactive(self, alone_s: float) -> int:
+        """No limit, or none further while the readers that there are crowd the step."""
+        self._shortest_s = min(alone_s, self._shortest_s * SHORTEST_FADES)
+        is_crowded = alone_s > max(CROWDED * self._target_s, LONE_READERS * self._shortest_s)
+        return 1 if is_crowded else MANY
 
 
 def _decodes_seconds(decodes: int, context: float, prices: Prices) -> float:

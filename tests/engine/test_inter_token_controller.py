@@ -197,12 +197,12 @@ def test_neither_prefill_nor_batch_waits_for_ever(readers: int, context: float) 
         assert sum(plan.batch_decodes for plan in window) >= 1
 
 
-def test_nobody_joins_readers_who_fill_the_target() -> None:
+def test_nobody_joins_readers_who_crowd_the_step() -> None:
     made = bench(GPU, 1024, 0.005)
-    many = made.controller.plan(demand(400)).max_interactive
-    assert 100 < many < 300
-    assert not made.controller.plan(demand(400)).may_admit_batch
+    assert made.controller.plan(demand(10)).max_interactive > 1000
     assert made.controller.plan(demand(10)).may_admit_batch
+    assert made.controller.plan(demand(400)).max_interactive == 1
+    assert not made.controller.plan(demand(400)).may_admit_batch
 
 
 def test_a_target_that_not_even_one_reader_can_have_still_lets_several_join() -> None:
