@@ -49,7 +49,8 @@ class Load:
     prompt_tokens: int = 128
     long_prompt_tokens: int = 4_000
     stream_tokens: int = 256
-    num_warm_up: int = 20
+    # By then every stream has begun again, and they are spread over all lengths.
+    num_warm_up: int = 300
     num_before: int = 240
 
     def first_length(self, number: int) -> int:
