@@ -26,9 +26,14 @@ AIM = 0.94
 # A smaller share would keep a long prompt waiting for minutes on a slow machine; with it the
 # time between tokens, jitter included, stays within 1.3 times what it was before the prompt came.
 STRETCH = 1.2
-# Where even the decodes alone fill the target, prompts that one chunk completes may make a step
-# this many times as long: somebody waits for a first word, and it is a matter of a few steps.
-SHORT_STRETCH = 2.0
+# Where even the decodes alone fill the target, a step may for once be this many times as long:
+# for prompts that one chunk completes (somebody waits for a first word, and it is a matter of a
+# few steps), and for chunks that would not be worth their cost if they were smaller.
+LONG_STRETCH = 2.3
+# A chunk that costs more than this part of its share before its first token is not worth a step.
+WORTHWHILE = 0.5
+# Such a chunk comes once in so many steps: too rarely to be among the slowest five in a hundred.
+RARELY = 24
 # The chunk keeps this part of the slack, when it needs it, against batch decodes.
 PREFILL_FLOOR = 0.25
 # At worst, one batch decode and one prefill token are computed in this many steps.
@@ -114,6 +119,7 @@ class InterTokenController:
         self._prefill_carry = 0.0
         self._batch_carry = 0.0
         self._num_chunk_steps = 0
+        self._num_without_chunk = 0
         self._shortest_s = inf
 
     def plan(self, demand: StepDemand) -> StepPlan:
@@ -163,14 +169,16 @@ class InterTokenController:
         floor_s = max(0.0, min(PREFILL_FLOOR * slack_s, chunk_s))
         batch_decodes, batch_s = self._share_of_batch(demand, slack_s - floor_s, prices)
         share_s = max(floor_s, slack_s - batch_s)
-        prefill_tokens = self._share_of_prefill(demand, owed, share_s, extra_s)
-        short = min(demand.short_prefill_tokens, owed)
-        if short > prefill_tokens:
-            short_s = (self._short_stretch(alone_s) - 1.0) * alone_s
-            context = demand.prefill_context
-            fitting = int(min(short, _tokens_within(short_s, extra_s, context, beside)))
-            prefill_tokens = max(prefill_tokens, fitting)
-        prefill_tokens = self._unless_due_a_look(prefill_tokens, alone_s)
+        context = demand.prefill_context
+        long_s = (self._long_stretch(alone_s) - 1.0) * alone_s
+        fitting = _tokens_within(long_s, extra_s, context, beside)
+        overhead_s = extra_s + _chunk_overhead_seconds(context, beside)
+        if self._is_hopeless(alone_s) and overhead_s > WORTHWHILE * share_s:
+            prefill_tokens = self._rare_chunk(owed, fitting)
+        else:
+            prefill_tokens = self._share_of_prefill(demand, owed, share_s, extra_s)
+            prefill_tokens = self._unless_due_a_look(prefill_tokens, alone_s)
+        prefill_tokens = max(prefill_tokens, int(min(demand.short_prefill_tokens, owed, fitting)))
 
         max_interactive = self._max_interactive(alone_s)
         return StepPlan(
@@ -199,7 +207,7 @@ class InterTokenController:
 
     def _unless_due_a_look(self, prefill_tokens: int, alone_s: float) -> int:
         """Where the pace is set by what the decodes alone take, see now and then what that is."""
-        is_hopeless = STRETCH * alone_s > AIM * self._target_s
+        is_hopeless = self._is_hopeless(alone_s)
         self._num_chunk_steps = self._num_chunk_steps + 1 if prefill_tokens and is_hopeless else 0
         if self._num_chunk_steps < LOOK_EVERY:
             return prefill_tokens
@@ -220,14 +228,31 @@ class InterTokenController:
         self._prefill_carry = min(exact - tokens, 1.0)
         return tokens
 
-    def _short_stretch(self, alone_s: float) -> float:
-        """How much longer than the decodes alone a step with short prompts may take.
+    def _is_hopeless(self, alone_s: float) -> bool:
+        """Whether the pace is set by the decodes alone, not by the target."""
+        return STRETCH * alone_s > AIM * self._target_s
 
-        STRETCH while the target can be kept, SHORT_STRETCH when the decodes alone fill it.
+    def _rare_chunk(self, owed: int, fitting: float) -> int:
+        """Where a chunk costs more than the share of a step before its first token.
+
+        Many small ones would slow every step for nothing, so there are few large ones.
+        """
+        if owed == 0:
+            return 0
+        self._num_without_chunk += 1
+        if self._num_without_chunk < RARELY:
+            return 0
+        self._num_without_chunk = 0
+        return min(owed, max(1, int(fitting)))
+
+    def _long_stretch(self, alone_s: float) -> float:
+        """How much longer than the decodes alone a step may take for once.
+
+        STRETCH while the target can be kept, LONG_STRETCH when the decodes alone fill it.
         """
         strain = STRETCH * alone_s / (AIM * self._target_s)
         hopelessness = min(max((strain - 1.0) / (STRETCH - 1.0), 0.0), 1.0)
-        return STRETCH + hopelessness * (SHORT_STRETCH - STRETCH)
+        return STRETCH + hopelessness * (LONG_STRETCH - STRETCH)
 
     def _max_interactive(self, alone_s: float) -> int:
         """No limit, or none further while the readers that there are crowd the step."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.scheduling.inter_token_controller import (
     AIM,
+    LONG_STRETCH,
     MAX_STEPS_WITHOUT,
-    SHORT_STRETCH,
     STRETCH,
     InterTokenController,
     StepDemand,
@@ -176,7 +176,7 @@ def test_a_long_prompt_beside_16_readers_on_a_slow_machine_slows_them_by_less_th
         plan, seconds = made.step(demand(16, prefill=owed, behind=4000.0 - owed))
         owed -= plan.prefill_tokens
         beside.append(seconds)
-        assert len(beside) < 4000
+        assert len(beside) < 8000
     assert percentile(beside, 0.95) <= 1.3 * percentile(alone, 0.95)
     state = made.controller.state()
     assert state.effective_target_s > state.target_s == 0.040
@@ -358,7 +358,7 @@ def test_short_prompts_beside_readers_who_fill_the_target_are_served_in_few_step
     wanted = wanted._replace(short_prefill_tokens=300)
     plan = made.controller.plan(wanted)
     seconds = made.machine.true_seconds(shape_of(wanted, plan))
-    assert seconds == pytest.approx(SHORT_STRETCH * alone_s, rel=0.15)
+    assert seconds == pytest.approx(LONG_STRETCH * alone_s, rel=0.15)
     assert plan.prefill_tokens > 3 * long
 
 
