@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.idle_machine import VOCAB_SIZE, IdleMachine
+from engine import garbage
 from engine.engine import Engine, EngineSettings
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
@@ -93,8 +94,8 @@ def measure(
     for _ in range(num_warm_up):
         _step(engine, traffic, num_waiting)
     # As a replica does once it has started.
-    gc.collect()
-    gc.freeze()
+    thresholds = gc.get_threshold()
+    garbage.settle()
     before = engine.stats()
     wall_ms, thread_ms, running, num_ended = [], [], 0, 0
     for _ in range(num_steps):
@@ -109,6 +110,7 @@ def measure(
         for _ in range(num_waiting - stats.waiting):
             engine.add(next(traffic))
     gc.unfreeze()
+    gc.set_threshold(*thresholds)
     after = engine.stats()
     return StepCosts(
         wall_ms=wall_ms,

@@ -7,7 +7,6 @@ The heartbeat runs on the main thread. A replica whose threads do not all live e
 requests are then placed elsewhere and go on from their logs.
 """
 
-import gc
 import json
 import logging
 import secrets
@@ -31,6 +30,7 @@ from control.streams.clock import SharedClock
 from control.streams.connection import connect
 from control.streams.functions import invoke, requeue
 from control.streams.keys import ModelKeys
+from engine import garbage
 from engine.engine import Engine, EngineSettings
 from engine.execution.execution import ThreadedExecution
 from engine.execution.runner import ModelLimits
@@ -182,10 +182,7 @@ def main() -> None:
     clock.synchronize(client)
     engine, tokenizer = load_engine(version, settings, clock)
     warm_up(engine)
-    # A full collection stops every thread for as long as it takes to walk all objects, most of
-    # which (code, the tokenizer's tables) live as long as the process: it is spared those.
-    gc.collect()
-    gc.freeze()
+    garbage.settle()
     identity = ReplicaIdentity(
         replica_id=f"{version.model}-{secrets.token_hex(6)}",
         model=version.model,
