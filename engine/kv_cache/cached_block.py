@@ -9,9 +9,9 @@ class CachedBlock:
 
     `token_ids` are the first tokens of the block, all of them unless the block is the partial
     tail of a sequence. The KV lies in `block` on the device or in `host_block` on the host,
-    never in both; a scope's root has neither. `children` is
-    None until there is one, oldest first. `is_preempted` says that a sequence that lost
-    its place is known to need this block again.
+    never in both; a scope's root has neither. `children` is None until there is one, oldest
+    first. `is_preempted` says that a sequence that lost its place is known to need this block
+    again.
     """
 
     key: bytes

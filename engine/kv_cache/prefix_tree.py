@@ -2,7 +2,7 @@
 
 A block is found by its chained key, and believed only when its tokens and its parent are the
 right ones too: two prefixes with equal keys would share a name, never KV. Where the KV lies
-and who holds it is the KV cache manager's affair.
+is the block store's affair, who uses it the KV cache manager's.
 """
 
 from collections.abc import Iterator
