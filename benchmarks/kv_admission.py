@@ -26,7 +26,8 @@ from engine.kv_cache.kv_cache_manager import KVCacheManager
 from engine.scheduling.admission import Predictor
 from engine.scheduling.inter_token_controller import InterTokenController
 from engine.scheduling.output_length_predictor import OutputLengthPredictor
-from engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.scheduler_limits import SchedulerLimits
 from engine.scheduling.scheduler_output import SchedulerOutput
 from engine.scheduling.sequence import Sequence, sequences_of
 from engine.scheduling.step_time_model import StepShape, StepTimeModel
@@ -136,10 +137,10 @@ def _serve(name: str, predictor: Predictor, seed: int, num_measured: int) -> Adm
     clock = started_at = 0.0
     num_tokens, used_s, running_s = 0, 0.0, 0.0
     while len(ended) < NUM_WARM_UP + num_measured:
-        while scheduler.num_waiting < NUM_WAITING:
+        while scheduler.roster.num_waiting < NUM_WAITING:
             sequence, length = next(traffic)
             living[sequence.spec.request_id] = sequence, length
-            scheduler.add(sequence)
+            scheduler.roster.add(sequence)
         work = scheduler.schedule()
         seconds = _step_seconds(_shape(work))
         clock += seconds
@@ -148,7 +149,7 @@ def _serve(name: str, predictor: Predictor, seed: int, num_measured: int) -> Adm
             started_at = clock
         else:
             used_s += seconds * (1.0 - kv_cache.num_free_blocks / NUM_BLOCKS)
-            running_s += seconds * scheduler.num_running
+            running_s += seconds * scheduler.roster.num_running
             num_tokens += int(work.is_sampled.sum())
         lengths = [living[spec.request_id][1] for spec in work.specs]
         for update in scheduler.update(work, _words(work, lengths), {}, clock):

@@ -27,7 +27,8 @@ from engine.kv_cache.prefix_chain import ChildKey
 from engine.scheduling.admission import Predictor
 from engine.scheduling.inter_token_controller import ControllerState, InterTokenController
 from engine.scheduling.output_length_predictor import OutputLengthPredictor
-from engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.scheduler_limits import SchedulerLimits
 from engine.scheduling.scheduler_output import SchedulerOutput
 from engine.scheduling.sequence import Sequence, sequences_of
 from engine.scheduling.step_time_model import StepShape, StepTimeModel
@@ -125,6 +126,7 @@ class Engine:
             self._predictor,
             self._controller,
         )
+        self._roster = self._scheduler.roster
         self._watchdog = StepWatchdog()
         self._living: dict[str, dict[int, Sequence]] = {}
         self._deadlines: list[tuple[float, int, Sequence]] = []
@@ -170,15 +172,15 @@ class Engine:
         sequences = sequences or self.prepare(request)
         if request.request_id in self._living:
             raise DuplicateRequest(f"Request {request.request_id} is already running here.")
-        if not self._scheduler.has_room_for(request.num_choices):
+        if not self._roster.has_room_for(request.num_choices):
             raise QueueFull(
-                f"{self._scheduler.num_waiting} sequences wait and at most "
+                f"{self._roster.num_waiting} sequences wait and at most "
                 f"{self._settings.max_waiting} may; send the request elsewhere or later."
             )
         deadline = self._monotonic() + (request.deadline_at - self._clock())
         self._living[request.request_id] = {s.spec.choice: s for s in sequences}
         for sequence in sequences:
-            self._scheduler.add(sequence)
+            self._roster.add(sequence)
             heapq.heappush(self._deadlines, (deadline, sequence.order, sequence))
             # What an earlier attempt delivered may already be all there was to say, or the
             # prompt is a single token that is only to be scored.
@@ -235,22 +237,22 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A consistent picture; call it from the thread that steps."""
-        kv_cache, scheduler = self._kv_cache, self._scheduler
-        num_unpromised = kv_cache.num_blocks - scheduler.num_projected_blocks
+        kv_cache, roster = self._kv_cache, self._roster
+        num_unpromised = kv_cache.num_blocks - roster.num_projected_blocks
         return EngineStats(
             kv_blocks_free=kv_cache.num_free_blocks,
             kv_blocks_total=kv_cache.num_blocks,
             host_blocks_free=kv_cache.store.num_free_host_blocks,
             projected_free_tokens=max(0, num_unpromised) * kv_cache.block_size,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            running=roster.num_running,
+            waiting=roster.num_waiting,
             max_num_seqs=self._settings.max_num_seqs,
             steps_total=self._num_steps,
-            preemptions_total=scheduler.num_preemptions,
-            cached_tokens_total=scheduler.num_cached_tokens,
+            preemptions_total=roster.num_preemptions,
+            cached_tokens_total=roster.num_cached_tokens,
             offloaded_blocks_total=kv_cache.store.num_offloaded,
             loaded_blocks_total=kv_cache.store.num_loaded,
-            late_events_total=scheduler.num_late_rows + self._num_late_cancels,
+            late_events_total=self._scheduler.num_late_rows + self._num_late_cancels,
             stalls_total=self._watchdog.stalls_total,
             controller=self._controller.state(),
         )
@@ -265,7 +267,7 @@ class Engine:
         """Every living sequence is either waiting or running, and all books agree."""
         self._scheduler.check()
         num_living = sum(len(choices) for choices in self._living.values())
-        assert num_living == self._scheduler.num_running + self._scheduler.num_waiting
+        assert num_living == self._roster.num_running + self._roster.num_waiting
         assert all(self._living.values()), "a request without living sequences is kept"
 
     def _validate(self, request: GenerationRequest) -> None:
@@ -340,7 +342,7 @@ class Engine:
 
     def _end_overdue(self) -> None:
         now = self._monotonic()
-        self._watchdog.waiting(now, self._scheduler.num_running + self._scheduler.num_waiting)
+        self._watchdog.waiting(now, self._roster.num_running + self._roster.num_waiting)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, sequence = heapq.heappop(self._deadlines)
             if self._is_living(sequence):
@@ -348,7 +350,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, end: SequenceEnd) -> None:
         spec = sequence.spec
-        self._scheduler.remove(sequence, end)
+        self._roster.remove(sequence, end)
         self._forget(spec.request_id, spec.choice)
         self._ended.append(sequence.ended(end))
 
@@ -358,9 +360,7 @@ class Engine:
         if not choices:
             del self._living[request_id]
         # Ended sequences leave their deadlines behind; they go when they are the greater part.
-        if len(self._deadlines) > 64 + 4 * (
-            self._scheduler.num_running + self._scheduler.num_waiting
-        ):
+        if len(self._deadlines) > 64 + 4 * (self._roster.num_running + self._roster.num_waiting):
             self._deadlines = [entry for entry in self._deadlines if self._is_living(entry[2])]
             heapq.heapify(self._deadlines)
 

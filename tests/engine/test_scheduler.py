@@ -7,7 +7,7 @@ from engine.engine import Engine, EngineSettings
 from engine.interface.generation_request import PriorityClass
 from engine.interface.sampling_params import SamplingParams
 from engine.scheduling.admission import MAX_PREEMPTIONS
-from engine.scheduling.scheduler import SchedulerLimits
+from engine.scheduling.scheduler_limits import SchedulerLimits
 from engine.scheduling.scheduler_output import ScheduledSequence
 from tests.engine.hash_runner import HashRunner, words_alone
 from tests.engine.orders import Transcript, greedy, order, run_to_end
@@ -374,7 +374,7 @@ def test_a_shortage_is_not_over_because_it_would_be_if_others_had_gone() -> None
     engine.add(order("reader", own_prompt(0, 200), endless(4)))
     engine.add(order("batch", own_prompt(1, 160), endless(4), priority_class=BATCH))
     engine.step()
-    engine._scheduler._admission.note_preemption()
+    engine._scheduler.roster.admission.note_preemption()
     engine.add(order("large", own_prompt(2, 240), endless(4)))
     engine.add(order("small", own_prompt(3, 4), endless(4), priority_class=BATCH))
     engine.step()
