@@ -47,7 +47,7 @@ class Load:
 
     num_requests: int = 64
     num_tokens: int = 2_000
-    prompt_tokens: tuple[int, int] = (400, 1_000)
+    prompt_tokens: tuple[int, int] = (200, 600)
     num_fitting: int = 12
     max_num_batched_tokens: int = 512
     min_preemptions: int = 100

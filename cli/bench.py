@@ -58,8 +58,8 @@ def preemption(
     from benchmarks.preemption import Load, main
 
     _set_num_threads(num_threads)
-    # Prompts are a fifth to a half of it, so that most of the growth comes unforeseen.
-    load = Load(requests, tokens, (tokens // 5, tokens // 2), fitting)
+    # Prompts are a tenth to a third of it, so that most of the growth comes unforeseen.
+    load = Load(requests, tokens, (tokens // 10, tokens * 3 // 10), fitting)
     main(_folder(model), load)
 
 

@@ -18,6 +18,7 @@ from engine.execution.execution import Execution, InlineExecution
 from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.execution.runner import ModelLimits, Runner
 from engine.grammar.grammar_compiler import GrammarCompiler
+from engine.interface.block_move import MoveKind
 from engine.interface.errors import DuplicateRequest, InvalidRequest, QueueFull
 from engine.interface.generation_request import GenerationRequest
 from engine.interface.prefix_keys import child_key
@@ -188,10 +189,14 @@ class Engine:
                 sequence.scheduled_at = None if request.sampling.max_tokens else self._monotonic()
                 self._end(sequence, sequence.end)
 
-    def cancel(self, request_id: str, choice: int | None = None) -> None:
+    def cancel(
+        self, request_id: str, choice: int | None = None, *, is_complete: bool = False
+    ) -> None:
         """Stop one choice, or all; nobody holds their blocks on return, the next step reports it.
 
-        A request or choice that is not here has ended before: counted, otherwise ignored.
+        `is_complete` says that nothing more is wanted (a stop string was found), rather than that
+        nobody wants it: lengths are learned from it. A request or choice that is not here has
+        ended before: counted, otherwise ignored.
         """
         living = self._living.get(request_id, {})
         targets = list(living.values()) if choice is None else [living.get(choice)]
@@ -199,7 +204,7 @@ class Engine:
         if not found:
             self._num_late_cancels += 1
         for sequence in found:
-            self._end(sequence, SequenceEnd.CANCELLED)
+            self._end(sequence, SequenceEnd.CANCELLED, is_complete=is_complete)
 
     def step(self) -> list[SequenceUpdate]:
         """Compute one step; return what was sampled and what ended since the last one."""
@@ -326,7 +331,7 @@ class Engine:
         self._watchdog.step_finished(now, computed=work.num_rows > 0)
         self._controller.observe(_shape(work), now - self._started_at - result.moves_s)
         self._kv_cache.store.recompute_s_per_token = self._step_times.seconds_per_prefill_token(0.0)
-        if work.moves:
+        if work.moves and all(move.kind is not MoveKind.COPY for move in work.moves):
             self._kv_cache.store.swap_cost.observe_moves(len(work.moves), result.moves_s)
         return result
 
@@ -348,9 +353,9 @@ class Engine:
             if self._is_living(sequence):
                 self._end(sequence, SequenceEnd.DEADLINE)
 
-    def _end(self, sequence: Sequence, end: SequenceEnd) -> None:
+    def _end(self, sequence: Sequence, end: SequenceEnd, *, is_complete: bool = False) -> None:
         spec = sequence.spec
-        self._roster.remove(sequence, end)
+        self._roster.remove(sequence, end, is_complete=is_complete)
         self._forget(spec.request_id, spec.choice)
         self._ended.append(sequence.ended(end))
 

@@ -30,6 +30,7 @@ CHECK_AFTER_S = 1.0
 class _Cancel:
     request_id: str
     choice: int | None
+    is_complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,14 @@ class EngineLoop:
             command = _refusal(request, error)
         return self._try_put(command)
 
-    def try_cancel(self, request_id: str, choice: int | None = None) -> bool:
-        """Ask that a choice, or all, stop before the next step; False when the queue is full."""
-        return self._try_put(_Cancel(request_id, choice))
+    def try_cancel(
+        self, request_id: str, choice: int | None = None, *, is_complete: bool = False
+    ) -> bool:
+        """Ask that a choice, or all, stop before the next step; False when the queue is full.
+
+        `is_complete`: see `Engine.cancel`.
+        """
+        return self._try_put(_Cancel(request_id, choice, is_complete))
 
     def stats(self) -> EngineStats:
         """The picture after the latest step. Any thread may call it."""
@@ -171,7 +177,7 @@ class EngineLoop:
 
     def _obey(self, command: _Command) -> list[SequenceUpdate]:
         if isinstance(command, _Cancel):
-            self._engine.cancel(command.request_id, command.choice)
+            self._engine.cancel(command.request_id, command.choice, is_complete=command.is_complete)
             return []
         if isinstance(command, _Submit):
             return self._add(command)

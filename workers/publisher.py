@@ -47,7 +47,7 @@ class Publisher:
         self._loop = loop
         self._table = table
         self._settler = settler
-        self._cancels: deque[tuple[str, int | None]] = deque()
+        self._cancels: deque[tuple[str, int | None, bool]] = deque()
         self._abandoned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self.tokens_total = 0
@@ -94,7 +94,7 @@ class Publisher:
             if delta is not None:
                 said.setdefault(update.request_id, []).append(delta)
             if update.end is None and update.choice in delivery.finished_choices:
-                self._cancels.append((update.request_id, update.choice))
+                self._cancels.append((update.request_id, update.choice, True))
         if said:
             self._append(said, touched)
         for request_id, delivery in touched.items():
@@ -126,7 +126,7 @@ class Publisher:
         elif reply in (b"moved", b"ended"):
             self._abandoned.add(request_id)
         if not delivery.is_over:
-            self._cancels.append((request_id, None))
+            self._cancels.append((request_id, None, False))
 
     def _close(self, request_id: str, delivery: Delivery) -> None:
         self._table.remove(request_id)
@@ -138,5 +138,8 @@ class Publisher:
 
     def _send_cancels(self) -> None:
         """Pass cancels to the engine while it takes them; the rest wait for its next step."""
-        while self._cancels and self._loop.try_cancel(*self._cancels[0]):
+        while self._cancels:
+            request_id, choice, is_complete = self._cancels[0]
+            if not self._loop.try_cancel(request_id, choice, is_complete=is_complete):
+                return
             self._cancels.popleft()

@@ -6,6 +6,8 @@ whom to stop then is the scheduler's decision. What a sequence leaves behind sta
 blocks are needed. A sequence that was stopped finds its own KV like any other prefix.
 """
 
+from collections.abc import Set
+
 from engine.interface.block_move import BlockMove
 from engine.kv_cache.block_store import BlockStore
 from engine.kv_cache.block_table import BlockTable
@@ -52,14 +54,22 @@ class KVCacheManager:
         """Whether a sequence of this length fits into an empty cache."""
         return self.blocks_for(num_tokens) <= self.num_blocks
 
-    def has_room(self, prefix: PrefixChain, num_tokens: int, ceiling: int, growth: Growth) -> bool:
+    def has_room(
+        self,
+        prefix: PrefixChain,
+        num_tokens: int,
+        ceiling: int,
+        growth: Growth,
+        held: Set[int] | None = None,
+    ) -> bool:
         """Whether a sequence expected to come to `num_tokens` keeps the projection in bounds.
 
-        Blocks that running sequences hold already and this one can share are not counted twice.
+        Blocks that running sequences hold already and this one can share are not counted twice;
+        `held` names them if not all that run are meant.
         """
-        held = self.blocks_for(len(prefix.token_ids))
-        excess = growth.plus(held, self.blocks_for(num_tokens)).peak - ceiling
-        return excess <= 0 or (excess < held and excess <= self._num_held_in_common(prefix))
+        own = self.blocks_for(len(prefix.token_ids))
+        excess = growth.plus(own, self.blocks_for(num_tokens)).peak - ceiling
+        return excess <= 0 or (excess < own and excess <= self._num_held_in_common(prefix, held))
 
     def can_guarantee(self, num_tokens: int) -> bool:
         """Whether this many tokens fit beside all that is guaranteed already."""
@@ -158,15 +168,17 @@ class KVCacheManager:
 
         Without this, blocks on the host that nobody comes back for would keep their places.
         """
-        parent: CachedBlock | None = self.store.tree.root(prefix.cache_scope)
+        tree = self.store.tree
+        parent: CachedBlock | None = tree.root(prefix.cache_scope)
         index = 0
         while parent is not None:
-            children, parent = parent.children or {}, None
             token_ids = prefix.tokens(index)
-            for node in children.values():
-                if node.token_ids == token_ids[: len(node.token_ids)]:
-                    self.store.give_up(node)
-                    parent = node if len(node.token_ids) == self.block_size else parent
+            for tail in tree.tails(parent, token_ids):
+                self.store.give_up(tail)
+            is_known = len(token_ids) == self.block_size
+            parent = tree.find(parent, prefix.key(index), token_ids) if is_known else None
+            if parent is not None:
+                self.store.give_up(parent)
             index += 1
 
     def take_moves(self) -> tuple[BlockMove, ...]:
@@ -201,12 +213,14 @@ class KVCacheManager:
     def _last(self, table: BlockTable) -> CachedBlock:
         return table.cached[-1] if table.cached else self.store.tree.root(table.prefix.cache_scope)
 
-    def _num_held_in_common(self, prefix: PrefixChain) -> int:
+    def _num_held_in_common(self, prefix: PrefixChain, held: Set[int] | None) -> int:
         parent = self.store.tree.root(prefix.cache_scope)
         count = 0
         for index in range((len(prefix.token_ids) - 1) // self.block_size):
             node = self.store.tree.find(parent, prefix.key(index), prefix.tokens(index))
             if node is None or not self.store.is_held(node):
+                break
+            if held is not None and node.block not in held:
                 break
             count += 1
             parent = node

@@ -45,6 +45,16 @@ class PrefixTree:
         alike = [node for node in newest if node.token_ids[0] == token_ids[0]]
         return max(alike, key=lambda node: node.num_common_tokens(token_ids), default=None)
 
+    def tails(self, parent: CachedBlock, token_ids: tuple[int, ...]) -> list[CachedBlock]:
+        """Of the newest children of `parent` those that hold fewer tokens, and only these."""
+        newest = islice(reversed((parent.children or {}).values()), MAX_LOOKS)
+        return [
+            node
+            for node in newest
+            if len(node.token_ids) < len(token_ids)
+            and node.token_ids == token_ids[: len(node.token_ids)]
+        ]
+
     def insert(
         self, parent: CachedBlock, key: bytes, token_ids: tuple[int, ...], block: int
     ) -> CachedBlock | None:

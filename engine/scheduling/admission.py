@@ -6,6 +6,7 @@ below the pool. A sequence that has lost its place as often as it may joins only
 guarantee for all that it can ever need.
 """
 
+from collections.abc import Set
 from typing import Protocol
 
 from engine.kv_cache.block_table import BlockTable
@@ -49,15 +50,19 @@ class Admission:
         if self.is_short and running.peak <= self._low:
             self.is_short = False
 
-    def may_join(self, sequence: Sequence, running: Growth) -> bool:
-        """Whether the sequence may join those that are running."""
+    def may_join(self, sequence: Sequence, running: Growth, held: Set[int] | None = None) -> bool:
+        """Whether the sequence may join those that are running.
+
+        If some of those should be thought away, `held` are the blocks of the others.
+        """
         kv_cache = self._kv_cache
         if must_be_guaranteed(sequence) and not kv_cache.can_guarantee(sequence.max_tokens):
             return False
         if not len(running.held):
             return True
         ceiling = self._low if self.is_short else self._high
-        return kv_cache.has_room(sequence.prefix, self.expected_tokens(sequence), ceiling, running)
+        expected = self.expected_tokens(sequence)
+        return kv_cache.has_room(sequence.prefix, expected, ceiling, running, held)
 
     def open(self, sequence: Sequence) -> BlockTable:
         """The block table of a sequence that joins."""

@@ -34,6 +34,8 @@ LONG_STRETCH = 2.3
 WORTHWHILE = 0.5
 # Such a chunk comes once in so many steps: too rarely to be among the slowest five in a hundred.
 RARELY = 24
+# Steps that short prompts may stretch one after the other, before that is as rare.
+MOST_EXCEPTIONS = 16.0
 # The chunk keeps this part of the slack, when it needs it, against batch decodes.
 PREFILL_FLOOR = 0.25
 # At worst, one batch decode and one prefill token are computed in this many steps.
@@ -43,8 +45,8 @@ CROWDED = 1.5
 # ... and this many times the shortest such step: turning sequences away cannot make a step
 # shorter than that, and up to here more of it is spent on rows than on overhead.
 LONE_READERS = 4.0
-# How fast the shortest step is forgotten.
-SHORTEST_FADES = 1.001
+# With so few readers a step is as short as the machine makes it at present.
+FEW_READERS = 2
 # After so many steps with a chunk one goes without, where nothing else tells what decodes take.
 LOOK_EVERY = 8
 # Stands for no limit, where rows seem to cost nothing.
@@ -120,6 +122,7 @@ class InterTokenController:
         self._batch_carry = 0.0
         self._num_chunk_steps = 0
         self._num_without_chunk = 0
+        self._exceptions = MOST_EXCEPTIONS
         self._shortest_s = inf
 
     def plan(self, demand: StepDemand) -> StepPlan:
@@ -178,9 +181,10 @@ class InterTokenController:
         else:
             prefill_tokens = self._share_of_prefill(demand, owed, share_s, extra_s)
             prefill_tokens = self._unless_due_a_look(prefill_tokens, alone_s)
-        prefill_tokens = max(prefill_tokens, int(min(demand.short_prefill_tokens, owed, fitting)))
+        short = int(min(demand.short_prefill_tokens, owed, fitting))
+        prefill_tokens = max(prefill_tokens, self._if_it_is_the_exception(short, prefill_tokens))
 
-        max_interactive = self._max_interactive(alone_s)
+        max_interactive = self._max_interactive(readers, alone_s)
         return StepPlan(
             prefill_tokens=prefill_tokens,
             batch_decodes=batch_decodes,
@@ -245,6 +249,14 @@ class InterTokenController:
         self._num_without_chunk = 0
         return min(owed, max(1, int(fitting)))
 
+    def _if_it_is_the_exception(self, short: int, share: int) -> int:
+        """Long steps for short prompts come a few at a time, and then rarely."""
+        self._exceptions = min(self._exceptions + 1.0 / RARELY, MOST_EXCEPTIONS)
+        if short <= share or self._exceptions < 1.0:
+            return share
+        self._exceptions -= 1.0
+        return short
+
     def _long_stretch(self, alone_s: float) -> float:
         """How much longer than the decodes alone a step may take for once.
 
@@ -254,9 +266,10 @@ class InterTokenController:
         hopelessness = min(max((strain - 1.0) / (STRETCH - 1.0), 0.0), 1.0)
         return STRETCH + hopelessness * (LONG_STRETCH - STRETCH)
 
-    def _max_interactive(self, alone_s: float) -> int:
+    def _max_interactive(self, readers: int, alone_s: float) -> int:
         """No limit, or none further while the readers that there are crowd the step."""
-        self._shortest_s = min(alone_s, self._shortest_s * SHORTEST_FADES)
+        if readers <= FEW_READERS or alone_s < self._shortest_s:
+            self._shortest_s = alone_s
         is_crowded = alone_s > max(CROWDED * self._target_s, LONE_READERS * self._shortest_s)
         return 1 if is_crowded else MANY
 

@@ -64,15 +64,18 @@ class Roster:
         self._living[sequence.spec] = sequence
         self._queue_of(sequence).add(sequence)
 
-    def remove(self, sequence: Sequence, end: SequenceEnd) -> None:
-        """Forget a living sequence, waiting or running; nobody holds its blocks on return."""
+    def remove(self, sequence: Sequence, end: SequenceEnd, *, is_complete: bool = False) -> None:
+        """Forget a living sequence, waiting or running; nobody holds its blocks on return.
+
+        `is_complete` says that its output was all that was wanted, as the end STOP does.
+        """
         del self._living[sequence.spec]
         if sequence in self.running:
             self._leave(sequence, is_trusted=end is not SequenceEnd.ERROR)
             self._predictor.observe(
                 sequence.prefix.cache_scope,
                 sequence.num_output_tokens,
-                is_complete=end is SequenceEnd.STOP,
+                is_complete=is_complete or end is SequenceEnd.STOP,
             )
         else:
             self._queue_of(sequence).remove(sequence)
@@ -98,6 +101,8 @@ class Roster:
             self._join(sequence)
         while (sequence := self._batch.head) is not None:
             if sequence.is_pending or not (plan.may_admit_batch or not self.num_running):
+                return
+            if must_be_guaranteed(sequence) and self._is_half_guaranteed_to_batch():
                 return
             if not self._may_join(sequence):
                 return
@@ -154,6 +159,12 @@ class Roster:
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
         return self._interactive if sequence.is_interactive else self._batch
 
+    def _is_half_guaranteed_to_batch(self) -> bool:
+        """Whether half of the places are held by batch-class sequences that nobody can stop."""
+        running = self.running
+        is_fixed = running.is_used & running.is_guaranteed & ~running.is_interactive
+        return 2 * int(is_fixed.sum()) >= len(running.is_used)
+
     def _join(self, sequence: Sequence) -> None:
         self._queue_of(sequence).remove(sequence)
         self.running.join(sequence, self.admission.open(sequence))
@@ -175,8 +186,9 @@ class Roster:
             return False
         others = np.flatnonzero(running.is_used & ~is_victim)
         held = [block for slot in others.tolist() for block in running.table(slot).blocks]
-        growth = running.growth(others, num_shared=len(held) - len(set(held)))
-        if not self.admission.may_join(sequence, growth):
+        remaining = set(held)
+        growth = running.growth(others, num_shared=len(held) - len(remaining))
+        if not self.admission.may_join(sequence, growth, remaining):
             return False
         for slot in victims[np.argsort(-running.rank[victims])].tolist():
             self.preempt(slot)

@@ -143,7 +143,7 @@ class StepTimeModel:
     def seconds_per_prefill_token(self, context: float) -> float:
         """What one more token of a chunk costs that reads `context` tokens of KV."""
         prices = self.prices(has_chunk=True)
-        return prices.token + prices.pair * context
+        return prices.token + prices.context + prices.pair * context
 
     def _fit_prices(self) -> None:
         """Bounded least squares by damped coordinate descent from the present prices."""

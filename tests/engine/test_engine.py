@@ -358,3 +358,26 @@ def test_a_thousand_cancelled_requests_leave_nothing_behind() -> None:
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.kv_blocks_free) == (0, 0, 32)
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_length_is_learned_from_a_cancel_that_says_nothing_more_is_wanted(
+    is_complete: bool,
+) -> None:
+    seen: list[tuple[str, int, bool]] = []
+
+    class Notes:
+        def expected_output(self, cache_scope: str, num_output_tokens: int, max_tokens: int) -> int:
+            return max_tokens
+
+        def observe(self, cache_scope: str, num_output_tokens: int, is_complete: bool) -> None:
+            seen.append((cache_scope, num_output_tokens, is_complete))
+
+    engine = Engine(
+        HashRunner(16, 4), EngineSettings(block_size=4, num_blocks=16), predictor=Notes()
+    )
+    engine.add(order("a", (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True)))
+    engine.step()
+    engine.step()
+    engine.cancel("a", 0, is_complete=is_complete)
+    assert seen == [("scope", 2, is_complete)]

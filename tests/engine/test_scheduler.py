@@ -381,3 +381,19 @@ def test_a_shortage_is_not_over_because_it_would_be_if_others_had_gone() -> None
     assert engine.stats().running == 2
     assert engine.stats().preemptions_total == 0
     run_to_end(engine)
+
+
+def test_batch_sequences_that_cannot_be_stopped_hold_at_most_half_of_the_places() -> None:
+    engine, _ = build(num_blocks=1024, max_num_seqs=8)
+    for number in range(16):
+        prompt = own_prompt(number, 8)
+        engine.add(order(f"batch-{number}", prompt, endless(200), priority_class=BATCH))
+    for number in range(120):
+        for _ in range(3):
+            engine.step()
+        engine.add(order(f"reader-{number}", own_prompt(16 + number % 30, 4), endless(4)))
+    running = engine._scheduler.roster.running
+    is_fixed = running.is_used & running.is_guaranteed & ~running.is_interactive
+    assert engine.stats().preemptions_total >= 12
+    assert 1 <= int(is_fixed.sum()) <= 4
+    run_to_end(engine)
