@@ -142,9 +142,9 @@ def _serve(name: str, predictor: Predictor, seed: int, num_measured: int) -> Adm
             living[sequence.spec.request_id] = sequence, length
             scheduler.roster.add(sequence)
         work = scheduler.schedule()
-        seconds = _step_seconds(_shape(work))
+        seconds = _step_seconds(StepShape.of(work))
         clock += seconds
-        controller.observe(_shape(work), seconds)
+        controller.observe(StepShape.of(work), seconds)
         if len(ended) < NUM_WARM_UP:
             started_at = clock
         else:
@@ -198,17 +198,6 @@ def _words(work: SchedulerOutput, lengths: list[int]) -> NDArray[np.int64]:
     return np.where(is_last, EOS, WORD).astype(np.int64)
 
 
-def _shape(work: SchedulerOutput) -> StepShape:
-    is_decode = work.counts == 1
-    context = work.starts + work.counts / 2
-    return StepShape(
-        num_rows=work.num_rows,
-        num_tokens=work.num_tokens,
-        context=float(work.ends[is_decode].sum()),
-        prefill_pairs=float((work.counts * context)[~is_decode].sum()),
-    )
-
-
 def _step_seconds(shape: StepShape) -> float:
-    """About an 8B model in bf16 on one H100-class device: weights read once, KV by each decode."""
+    """About an 8B model in bf16 on one H100-class device: weights read once, KV by each row."""
     return 7e-3 + 20e-6 * shape.num_tokens + 30e-9 * shape.context + 1e-9 * shape.prefill_pairs

@@ -39,6 +39,14 @@ def scheduler() -> None:
 
 
 @bench.command()
+def kv_admission() -> None:
+    """What admission by learned output lengths saves, and what it costs, on a virtual clock."""
+    from benchmarks.kv_admission import main
+
+    main()
+
+
+@bench.command()
 def prefix_reuse() -> None:
     """What sharing beginnings saves, and that no block is lost."""
     from benchmarks.prefix_reuse import main

@@ -329,7 +329,7 @@ class Engine:
         self._in_flight = None
         self._num_steps += 1
         self._watchdog.step_finished(now, computed=work.num_rows > 0)
-        self._controller.observe(_shape(work), now - self._started_at - result.moves_s)
+        self._controller.observe(StepShape.of(work), now - self._started_at - result.moves_s)
         self._kv_cache.store.recompute_s_per_token = self._step_times.seconds_per_prefill_token(0.0)
         if work.moves and all(move.kind is not MoveKind.COPY for move in work.moves):
             self._kv_cache.store.swap_cost.observe_moves(len(work.moves), result.moves_s)
@@ -376,14 +376,3 @@ class Engine:
     def _take_ended(self) -> list[SequenceUpdate]:
         ended, self._ended = self._ended, []
         return ended
-
-
-def _shape(work: SchedulerOutput) -> StepShape:
-    is_decode = work.counts == 1
-    chunks, starts = work.counts[~is_decode], work.starts[~is_decode]
-    return StepShape(
-        num_rows=work.num_rows,
-        num_tokens=work.num_tokens,
-        context=float(work.ends.sum()),
-        prefill_pairs=float((chunks * (starts + (chunks + 1) / 2)).sum()),
-    )

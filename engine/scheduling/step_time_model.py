@@ -17,6 +17,8 @@ No clock, no I/O.
 from operator import add
 from typing import NamedTuple
 
+from engine.scheduling.scheduler_output import SchedulerOutput
+
 # What old steps count less with each step: the prices remember about 100 steps of each kind.
 FORGETTING = 0.99
 # Holds a price where it is unless the remembered steps, all together, say more than this share.
@@ -64,6 +66,14 @@ class StepShape(NamedTuple):
     num_tokens: int
     context: float
     prefill_pairs: float
+
+    @classmethod
+    def of(cls, work: SchedulerOutput) -> "StepShape":
+        """The shape of a step."""
+        is_chunk = work.counts > 1
+        chunks, starts = work.counts[is_chunk], work.starts[is_chunk]
+        pairs = (chunks * (starts + (chunks + 1) / 2)).sum()
+        return cls(work.num_rows, work.num_tokens, float(work.ends.sum()), float(pairs))
 
     @property
     def has_chunk(self) -> bool:
