@@ -38,6 +38,9 @@ SLICE_S = 45.0
 # spot node to come, so that nothing is computed twice.
 FOLLOWER_LEASE_S = 600
 
+# A cancellation that had no effect for so long was lost, and is repeated.
+CANCEL_AGAIN_S = 1.0
+
 log = logging.getLogger(__name__)
 
 
@@ -97,8 +100,7 @@ class BatchProcess:
                     job = BatchJob(means, store, batch_id, settings.headrace_batch_window)
                     return await job.run(Slice(time.monotonic() + SLICE_S, stop))
                 finally:
-                    keeping.cancel()
-                    await asyncio.gather(keeping, return_exceptions=True)
+                    await _end(keeping)
 
     @asynccontextmanager
     async def _means(self) -> AsyncIterator[Means]:
@@ -117,11 +119,19 @@ class BatchProcess:
             try:
                 yield Means(database, follower, admission, self._requests, clock)
             finally:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+                await _end(following)
         finally:
             await client.aclose()
             await database.dispose()
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    """Cancel a task until it is over: a library on its way may swallow a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("%s ended with %s", task.get_name(), type(error).__name__)
 
 
 async def _keep(turn: Turn, stop: asyncio.Event) -> None:
