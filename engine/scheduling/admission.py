@@ -66,9 +66,11 @@ class Admission:
 
     def open(self, sequence: Sequence) -> BlockTable:
         """The block table of a sequence that joins."""
-        is_guaranteed = must_be_guaranteed(sequence)
-        num_tokens = sequence.max_tokens if is_guaranteed else self.expected_tokens(sequence)
-        return self._kv_cache.open(sequence.prefix, num_tokens, is_guaranteed=is_guaranteed)
+        return self._kv_cache.open(
+            sequence.prefix,
+            self.expected_tokens(sequence),
+            is_guaranteed=must_be_guaranteed(sequence),
+        )
 
     def project_again(self, sequence: Sequence, table: BlockTable) -> None:
         """Correct the projection of a sequence that has outgrown it."""
