@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.real_text import pieces, text_tokens
-from engine.engine import EngineSettings
+from engine.engine_settings import EngineSettings
 from engine.execution.execution import ThreadedExecution
 from engine.from_folder import engine_from_folder
 from engine.interface.generation_request import GenerationRequest, PriorityClass

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.service_process import running_service
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.runner import ModelLimits
 from engine.execution.scripted_runner import ScriptedRunner
 from engine.interface.generation_request import GenerationRequest, PriorityClass

@@ -21,7 +21,9 @@ import torch
 
 from benchmarks.kv_admission import FitsNow
 from benchmarks.real_text import pieces, text_tokens
-from engine.engine import Engine, EngineSettings, EngineStats
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
+from engine.engine_stats import EngineStats
 from engine.execution.model_runner import ModelRunner
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.idle_machine import VOCAB_SIZE, IdleMachine
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
 

@@ -15,7 +15,8 @@ from random import Random
 
 from benchmarks.idle_machine import VOCAB_SIZE, IdleMachine
 from engine import garbage
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
 

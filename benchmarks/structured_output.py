@@ -15,7 +15,7 @@ from random import Random
 import jsonschema
 
 from benchmarks.random_schemas import random_schema
-from engine.engine import EngineSettings
+from engine.engine_settings import EngineSettings
 from engine.from_folder import engine_from_folder
 from engine.grammar.grammar_compiler import GrammarCompiler
 from engine.interface.errors import InvalidRequest

@@ -9,11 +9,11 @@ Every sequence gets exactly one update with an `end`: finished, cancelled, past 
 or failed alone.
 """
 
-import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from engine.engine_settings import EngineSettings
+from engine.engine_stats import EngineStats
 from engine.execution.execution import Execution, InlineExecution
 from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.execution.runner import ModelLimits, Runner
@@ -26,7 +26,8 @@ from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 from engine.kv_cache.kv_cache_manager import KVCacheManager
 from engine.kv_cache.prefix_chain import ChildKey
 from engine.scheduling.admission import Predictor
-from engine.scheduling.inter_token_controller import ControllerState, InterTokenController
+from engine.scheduling.deadlines import Deadlines
+from engine.scheduling.inter_token_controller import InterTokenController
 from engine.scheduling.output_length_predictor import OutputLengthPredictor
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.scheduler_limits import SchedulerLimits
@@ -34,51 +35,6 @@ from engine.scheduling.scheduler_output import SchedulerOutput
 from engine.scheduling.sequence import Sequence, sequences_of
 from engine.scheduling.step_time_model import StepShape, StepTimeModel
 from engine.step_watchdog import StepWatchdog, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Sizes of one engine. The first three shape the KV cache, the next four are SchedulerLimits.
-
-    Runner and engine must be built with the same `block_size`, `num_blocks` and
-    `num_host_blocks` (0: nothing is offloaded). `inter_token_target_s` is the pace, in seconds
-    between tokens, that prompts and batch-class work must leave to interactive sequences.
-    """
-
-    block_size: int = 16
-    num_blocks: int = 1024
-    num_host_blocks: int = 0
-    max_num_batched_tokens: int = 128
-    chunk_size: int = 64
-    max_num_seqs: int = 32
-    max_waiting: int = 1024
-    inter_token_target_s: float = 0.04
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What the engine says of itself between two steps.
-
-    The totals count from the engine's start: sequences that lost their place, prompt tokens
-    taken from the prefix cache, blocks moved to the host and back, and results or cancels for
-    sequences that had ended before.
-    """
-
-    kv_blocks_free: int
-    kv_blocks_total: int
-    host_blocks_free: int
-    projected_free_tokens: int
-    running: int
-    waiting: int
-    max_num_seqs: int
-    steps_total: int
-    preemptions_total: int
-    cached_tokens_total: int
-    offloaded_blocks_total: int
-    loaded_blocks_total: int
-    late_events_total: int
-    stalls_total: int
-    controller: ControllerState
 
 
 class Engine:
@@ -130,7 +86,7 @@ class Engine:
         self._roster = self._scheduler.roster
         self._watchdog = StepWatchdog()
         self._living: dict[str, dict[int, Sequence]] = {}
-        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._deadlines = Deadlines(self._is_living)
         self._ended: list[SequenceUpdate] = []
         self._in_flight: SchedulerOutput | None = None
         self._started_at = 0.0
@@ -182,7 +138,7 @@ class Engine:
         self._living[request.request_id] = {s.spec.choice: s for s in sequences}
         for sequence in sequences:
             self._roster.add(sequence)
-            heapq.heappush(self._deadlines, (deadline, sequence.order, sequence))
+            self._deadlines.add(deadline, sequence)
             # What an earlier attempt delivered may already be all there was to say, or the
             # prompt is a single token that is only to be scored.
             if sequence.end is not None:
@@ -348,10 +304,8 @@ class Engine:
     def _end_overdue(self) -> None:
         now = self._monotonic()
         self._watchdog.waiting(now, self._roster.num_running + self._roster.num_waiting)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, sequence = heapq.heappop(self._deadlines)
-            if self._is_living(sequence):
-                self._end(sequence, SequenceEnd.DEADLINE)
+        for sequence in self._deadlines.take_overdue(now):
+            self._end(sequence, SequenceEnd.DEADLINE)
 
     def _end(self, sequence: Sequence, end: SequenceEnd, *, is_complete: bool = False) -> None:
         spec = sequence.spec
@@ -364,10 +318,7 @@ class Engine:
         del choices[choice]
         if not choices:
             del self._living[request_id]
-        # Ended sequences leave their deadlines behind; they go when they are the greater part.
-        if len(self._deadlines) > 64 + 4 * (self._roster.num_running + self._roster.num_waiting):
-            self._deadlines = [entry for entry in self._deadlines if self._is_living(entry[2])]
-            heapq.heapify(self._deadlines)
+        self._deadlines.sweep(self._roster.num_running + self._roster.num_waiting)
 
     def _is_living(self, sequence: Sequence) -> bool:
         choices = self._living.get(sequence.spec.request_id, {})

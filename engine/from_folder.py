@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.execution import Execution, InlineExecution
 from engine.execution.model_runner import ModelRunner
 from engine.execution.runner import Runner

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.engine import Engine, EngineStats
+from engine.engine import Engine
+from engine.engine_stats import EngineStats
 from engine.interface.errors import DuplicateRequest
 from engine.interface.generation_request import MAX_SEQUENCES, GenerationRequest
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate

@@ -31,7 +31,8 @@ from control.streams.connection import connect
 from control.streams.functions import invoke, requeue
 from control.streams.keys import ModelKeys
 from engine import garbage
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.execution import ThreadedExecution
 from engine.execution.runner import ModelLimits
 from engine.execution.scripted_runner import ScriptedRunner

@@ -19,7 +19,7 @@ class Sequence:
     """One choice of a request.
 
     `prefix.token_ids` is prompt, then resumed tokens, then what was sampled here; it is also
-    `token_ids`. `deadline`, `scheduled_at` are seconds on the engine's monotonic clock.
+    `token_ids`. `scheduled_at` is in seconds on the engine's monotonic clock.
     `stop_ids` end the output. `order` says who came first. `is_pending` is true of a sequence
     that lost its place while a step in flight samples its next token. `num_cached_tokens`
     counts prompt tokens that were never computed for it, because their KV existed.
@@ -34,7 +34,6 @@ class Sequence:
     token_ids: list[int]
     is_interactive: bool
     stop_ids: frozenset[int]
-    deadline: float = float("inf")
     order: int = -1
     is_pending: bool = False
     num_preemptions: int = 0

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.execution import InlineExecution
 from engine.interface.block_move import MoveKind
 from engine.interface.errors import InvalidRequest, QueueFull

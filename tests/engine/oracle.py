@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.from_folder import engine_from_folder
 from tests.engine.orders import Transcript, greedy, order, run_to_end
 

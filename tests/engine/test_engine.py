@@ -2,7 +2,8 @@ from threading import Thread
 
 import pytest
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.execution import InlineExecution
 from engine.interface.errors import DuplicateRequest, InvalidRequest, QueueFull
 from engine.interface.generation_request import GenerationRequest, PriorityClass

@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.interface.errors import InvalidRequest
 from engine.interface.generation_request import MAX_SEQUENCES, GenerationRequest, PriorityClass
 from engine.interface.sampling_params import MAX_CHOICES, SamplingParams

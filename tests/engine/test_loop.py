@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.execution import ThreadedExecution
 from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.interface.sampling_params import SamplingParams

@@ -212,7 +212,7 @@ def test_many_rows_of_very_different_lengths_say_what_each_says_alone(folder: Pa
 
 
 def test_bfloat16_runs_and_mostly_agrees_with_float32(folder: Path) -> None:
-    from engine.engine import EngineSettings
+    from engine.engine_settings import EngineSettings
     from engine.from_folder import engine_from_folder
 
     words = []

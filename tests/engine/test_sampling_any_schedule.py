@@ -3,7 +3,8 @@
 import random
 from collections import Counter, defaultdict
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.runner import ModelLimits
 from engine.execution.scripted_runner import ScriptedRunner
 from engine.interface.generation_request import GenerationRequest, PriorityClass

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.model_runner import ModelRunner
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.interface.generation_request import PriorityClass
 from engine.interface.sampling_params import SamplingParams
 from engine.scheduling.admission import MAX_PREEMPTIONS

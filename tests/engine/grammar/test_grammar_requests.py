@@ -11,7 +11,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from engine.engine import Engine, EngineSettings
+from engine.engine import Engine
+from engine.engine_settings import EngineSettings
 from engine.execution.model_runner import ModelRunner
 from engine.execution.scripted_runner import ScriptedRunner
 from engine.from_folder import engine_from_folder
