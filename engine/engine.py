@@ -108,6 +108,10 @@ class Engine:
         """Whether a step would do or report anything."""
         return bool(self._living or self._ended or self._in_flight)
 
+    def is_here(self, request_id: str) -> bool:
+        """Whether a request of this id waits or runs."""
+        return request_id in self._living
+
     def prepare(self, request: GenerationRequest) -> list[Sequence]:
         """Check a request and name its blocks; any thread may, since nothing is changed.
 
@@ -127,7 +131,7 @@ class Engine:
         DuplicateRequest when it is already here.
         """
         sequences = sequences or self.prepare(request)
-        if request.request_id in self._living:
+        if self.is_here(request.request_id):
             raise DuplicateRequest(f"Request {request.request_id} is already running here.")
         if not self._roster.has_room_for(request.num_choices):
             raise QueueFull(

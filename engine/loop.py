@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from engine.engine import Engine
 from engine.engine_stats import EngineStats
-from engine.interface.errors import DuplicateRequest
 from engine.interface.generation_request import MAX_SEQUENCES, GenerationRequest
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 from engine.scheduling.sequence import Sequence
@@ -40,7 +39,13 @@ class _Submit:
     sequences: list[Sequence]
 
 
-_Command = _Submit | _Cancel | list[SequenceUpdate] | None
+@dataclass(frozen=True, slots=True)
+class _Refuse:
+    request: GenerationRequest
+    message: str
+
+
+_Command = _Submit | _Cancel | _Refuse | None
 
 
 class EngineLoop:
@@ -102,12 +107,13 @@ class EngineLoop:
         """Hand over a request; False when the command queue is full. Any thread may call it.
 
         It is checked and its blocks are named here, so that the engine's thread need not. One
-        that the engine refuses gets one ERROR update per choice.
+        that the engine refuses gets one ERROR update per choice; if another of its id is running,
+        whose end that would be, it is dropped and counted instead.
         """
         try:
             command: _Command = _Submit(request, self._engine.prepare(request))
         except Exception as error:  # noqa: BLE001 - a request that cannot be served fails alone
-            command = _refusal(request, error)
+            command = _Refuse(request, str(error))
         return self._try_put(command)
 
     def try_cancel(
@@ -153,8 +159,9 @@ class EngineLoop:
             self._engine.close()
 
     def _turn(self) -> None:
-        updates = self._take_commands()
-        updates += self._step()
+        refusals = self._take_commands()
+        # Behind the step's updates: one of them may be the end of an earlier request of that id.
+        updates = self._step() + refusals
         self._stats = self._engine.stats()
         if updates:
             self.updates.put(updates)
@@ -182,24 +189,24 @@ class EngineLoop:
             return []
         if isinstance(command, _Submit):
             return self._add(command)
-        return command or []
+        return [] if command is None else self._refuse(command.request, command.message)
 
     def _add(self, submit: _Submit) -> list[SequenceUpdate]:
         try:
             self._engine.add(submit.request, submit.sequences)
-        except DuplicateRequest:
-            # An ERROR would end the one that runs.
-            self._num_repeated_submits += 1
         except Exception as error:  # noqa: BLE001 - a request that cannot be added fails alone
-            return _refusal(submit.request, error)
+            return self._refuse(submit.request, str(error))
         return []
 
-
-def _refusal(request: GenerationRequest, error: Exception) -> list[SequenceUpdate]:
-    return [
-        SequenceUpdate(request.request_id, choice, (), SequenceEnd.ERROR, message=str(error))
-        for choice in range(min(request.num_choices, MAX_SEQUENCES))
-    ]
+    def _refuse(self, request: GenerationRequest, message: str) -> list[SequenceUpdate]:
+        """An ERROR for each choice, unless it would end another request, of the same id."""
+        if self._engine.is_here(request.request_id):
+            self._num_repeated_submits += 1
+            return []
+        return [
+            SequenceUpdate(request.request_id, choice, (), SequenceEnd.ERROR, message=message)
+            for choice in range(min(request.num_choices, MAX_SEQUENCES))
+        ]
 
 
 class UpdateQueue:

@@ -142,6 +142,37 @@ def test_a_repeated_request_does_not_end_the_one_that_runs() -> None:
     assert loop.num_repeated_submits == 1
 
 
+def test_a_repeated_request_that_can_never_run_does_not_end_the_one_that_runs() -> None:
+    loop, runner = build()
+    with running(loop, runner):
+        loop.try_submit(order("a", (1, 2), greedy(6)))
+        assert runner.is_inside.acquire(timeout=PATIENCE_S)
+        loop.try_submit(order("a", (999,), greedy(6)))
+        runner.is_open = True
+        runner.gate.release()
+        transcript = read_to_end(loop, 1)
+    assert transcript.token_ids["a", 0] == words_alone((1, 2), 6)
+    assert transcript.ends["a", 0] in (SequenceEnd.LENGTH, SequenceEnd.STOP)
+    assert loop.num_repeated_submits == 1
+
+
+def test_a_refusal_comes_after_the_end_of_an_earlier_request_of_its_id() -> None:
+    loop, runner = build()
+    with running(loop, runner):
+        loop.try_submit(order("a", (1, 2), ENDLESS))
+        assert runner.is_inside.acquire(timeout=PATIENCE_S)
+        loop.try_cancel("a")
+        loop.try_submit(order("a", (999,), greedy(6)))
+        runner.is_open = True
+        runner.gate.release()
+        ends: list[SequenceEnd] = []
+        while len(ends) < 2:
+            updates = loop.updates.get(PATIENCE_S)
+            assert updates is not None, loop.failure
+            ends += [update.end for update in updates if update.end is not None]
+    assert ends == [SequenceEnd.CANCELLED, SequenceEnd.ERROR]
+
+
 def test_a_full_command_queue_says_so() -> None:
     loop, runner = build(max_commands=2)
     with running(loop, runner):
