@@ -76,15 +76,15 @@ class SwapCost:
             self._moves.extend(recent)
             self._surprises.clear()
 
-    def observe_idle_eviction(self, num_blocks: int = 1) -> None:
-        """So many idle blocks went to the host, where each may be used again or not."""
-        self._fade_idle(num_blocks)
-        self._num_idle_unused += num_blocks
+    def observe_idle_eviction(self) -> None:
+        """An idle block went to the host, where it may be used again or not."""
+        self._fade_idle(1)
+        self._num_idle_unused += 1.0
 
-    def observe_idle_hit(self, num_blocks: int = 1) -> None:
-        """So many of the idle blocks that went to the host were used again."""
-        self._num_idle_unused = max(0.0, self._num_idle_unused - num_blocks)
-        self._num_idle_hits += num_blocks
+    def observe_idle_hit(self) -> None:
+        """One of the idle blocks that went to the host was used again."""
+        self._num_idle_unused = max(0.0, self._num_idle_unused - 1.0)
+        self._num_idle_hits += 1.0
 
     def move_seconds(self, num_blocks: int) -> float:
         """What moving so many blocks one way is expected to take."""

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-# The part of each step that the oldest prompt is sure of, however many short ones overtake it.
-OLDEST_SHARE = 4
+# Of so many parts of each step the oldest prompt is sure of one, whoever overtakes it.
+OLDEST_PARTS = 4
 
 
 def service_order(
@@ -26,5 +26,5 @@ def service_order(
     in_order = np.lexsort((rank, owed > chunk_size, is_batch)).tolist()
     order = [(index, chunk_size) for index in in_order]
     if len(order) > 1:
-        order.insert(0, (int(np.argmin(rank)), min(chunk_size, max(1, budget // OLDEST_SHARE))))
+        order.insert(0, (int(np.argmin(rank)), min(chunk_size, max(1, budget // OLDEST_PARTS))))
     return order

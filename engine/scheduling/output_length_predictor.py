@@ -86,11 +86,6 @@ class OutputLengthPredictor:
         self._num_voices = 0.0
         self._prior_curve = _published(np.ones(_NUM_BUCKETS + 1))
 
-    @property
-    def num_scopes(self) -> int:
-        """Scopes that have a record of their own."""
-        return len(self._scopes)
-
     def expected_output(self, cache_scope: str, num_output_tokens: int, max_tokens: int) -> int:
         """How many output tokens the sequence will have had in the end, at the quantile.
 
@@ -136,6 +131,15 @@ class OutputLengthPredictor:
         self._scopes.move_to_end(cache_scope)
         if len(self._scopes) > self._max_scopes:
             self._silence(self._scopes.popitem(last=False)[1])
+
+    def check(self) -> None:
+        """No more scopes are remembered than may be, and the prior has exactly their voices."""
+        records = self._scopes.values()
+        assert len(records) <= self._max_scopes
+        voices = sum((record.voice for record in records), np.zeros(_NUM_BUCKETS + 1))
+        assert np.allclose(self._voices, voices, atol=1e-6)
+        num_voices = sum(record.voice_weight for record in records)
+        assert abs(self._num_voices - num_voices) < 1e-6
 
     def _silence(self, record: "_ScopeRecord") -> None:
         self._voices -= record.voice

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.chunks import OLDEST_SHARE, service_order
+from engine.scheduling.chunks import OLDEST_PARTS, service_order
 
 BATCH_RANK = 1 << 48
 
@@ -27,7 +27,7 @@ def test_a_lone_prompt_gets_whole_chunks() -> None:
 
 def test_the_oldest_is_sure_of_a_quarter_and_then_short_prompts_go_first() -> None:
     order = order_of([(100, 0, False), (100, 1, False), (8, 2, False), (3, 3, False)])
-    assert order[0] == (0, 16 // OLDEST_SHARE)
+    assert order[0] == (0, 16 // OLDEST_PARTS)
     assert [index for index, _ in order[1:]] == [2, 3, 0, 1]
     assert all(most == 8 for _, most in order[1:])
 
@@ -65,7 +65,7 @@ def test_served_until_the_budget_is_spent_nobody_is_passed_over(
             left -= more
     assert max(granted) <= chunk_size
     oldest = min(range(len(prompts)), key=lambda i: (prompts[i][2], prompts[i][1]))
-    assert granted[oldest] >= min(prompts[oldest][0], chunk_size, max(1, budget // OLDEST_SHARE))
+    assert granted[oldest] >= min(prompts[oldest][0], chunk_size, max(1, budget // OLDEST_PARTS))
     # A batch prompt gets something only when every interactive one has its chunk.
     if any(granted[i] for i, prompt in enumerate(prompts) if prompt[2]):
         assert all(

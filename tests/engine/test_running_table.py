@@ -35,7 +35,7 @@ def test_a_sequence_has_one_slot_from_joining_to_leaving() -> None:
     slots = table.join(first), table.join(second)
     assert len(set(slots)) == len(running) == 2
     assert running.num_free == 1
-    assert running.used_slots == list(slots)
+    assert [running.slot_of(first), running.slot_of(second)] == list(slots)
     assert running.sequence(slots[1]) is second
     assert first in running
     table.leave(first)
