@@ -69,6 +69,8 @@ async def _answer(http_request: Request, caller: Caller, fields: Fields) -> Resp
     version = resolve(await gateway.registry.current(), fields.model)
     text = await gateway.prompts.of(version)
     check_early(fields, version, text.vocab_size)
+    if fields.constraint is not None:
+        await gateway.grammars.check(version, fields.constraint)
     order = Order(
         request_id=request_id_of(http_request),
         tenant_id=caller.tenant_id,

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.authentication import Authenticator
 from api.drain import Drain
+from api.grammars import Grammars
 from api.prompts import Prompts
 from api.readiness import Readiness
 from api.registry_view import RegistryView
@@ -46,6 +47,7 @@ class Gateway:
     authenticator: Authenticator
     registry: RegistryView
     prompts: Prompts
+    grammars: Grammars
     follower: Follower
     admission: Admission
     readiness: Readiness
@@ -90,6 +92,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.to_thread(self.prompts.close)
+            await asyncio.to_thread(self.grammars.close)
             if self.doorbell is not None:
                 await asyncio.to_thread(self.doorbell.close)
             await self.database.dispose()
@@ -124,6 +127,7 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
         authenticator=Authenticator(database, settings.pepper),
         registry=registry,
         prompts=Prompts(),
+        grammars=Grammars(),
         follower=follower,
         admission=Admission(database, client, follower.follower_id, settings.max_queued),
         readiness=Readiness(database, client, registry),

@@ -1,6 +1,7 @@
 """From a line's body to what is queued, by the very steps that the gateway takes over HTTP.
 
-Tokenizers are loaded once per process and version; chat templates run in one child of it.
+Tokenizers are loaded once per process and version; chat templates run in one child of it, and
+grammars are tried out in another.
 """
 
 import asyncio
@@ -10,13 +11,15 @@ from datetime import datetime
 from pathlib import Path
 
 from control.admission.reservation import Reservation
-from control.errors import GenerationFailed
+from control.errors import GenerationFailed, Overloaded
 from control.protocol.accepted_request import Order, build_request, check_early, reserve
 from control.protocol.chat_request import ChatRequest
 from control.protocol.completion_request import CompletionRequest
 from control.protocol.json_body import parse_object
 from control.registry.manifest import ManifestError, verify_text_files
 from control.registry.model_version import ModelVersion
+from engine.grammar.grammar_checks import GrammarChecks
+from engine.grammar.grammar_compiler import GrammarBusy
 from engine.interface.errors import InvalidRequest
 from engine.interface.generation_request import GenerationRequest
 from engine.text.prompt_encoder import ChatMessage, PromptEncoder
@@ -25,6 +28,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import TokenizerNotSupported
 
 CHAT_ENDPOINT = "/v1/chat/completions"
+GRAMMAR_RETRY_MS = 2000
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +38,15 @@ class LineRequests:
 
     def __init__(self) -> None:
         self._renderer = TemplateRenderer()
+        self._grammars = GrammarChecks()
         self._tokenizers: dict[str, Tokenizer] = {}
 
     async def build(
         self, body: bytes, version: ModelVersion, order: Order, now: datetime
     ) -> tuple[GenerationRequest, Reservation]:
-        """The request and what to hold for it. Raises InvalidRequest, GenerationFailed.
+        """The request and what to hold for it.
+
+        Raises InvalidRequest, GenerationFailed, and Overloaded when it is worth another try.
 
         All lines of a batch run on `version`, whatever the name they use for it means today.
         """
@@ -47,6 +54,7 @@ class LineRequests:
         try:
             tokenizer = await self._tokenizer(version)
             check_early(fields, version, tokenizer.vocab_size)
+            await self._check_grammar(fields, version)
             encoder = PromptEncoder(tokenizer, self._renderer, version.max_model_len)
             prompts = await _encode(encoder, fields, now)
         except (ManifestError, TokenizerNotSupported, TemplateFailure) as error:
@@ -56,8 +64,21 @@ class LineRequests:
         return request, reserve(fields, request, version, order)
 
     def close(self) -> None:
-        """End the child process of the templates."""
+        """End the child processes of templates and grammars."""
         self._renderer.close()
+        self._grammars.close()
+
+    async def _check_grammar(
+        self, fields: ChatRequest | CompletionRequest, version: ModelVersion
+    ) -> None:
+        constraint = fields.constraint
+        if constraint is None:
+            return
+        folder = Path(version.weights_folder)
+        try:
+            await self._grammars.check(folder, constraint.grammar, constraint.param)
+        except GrammarBusy as error:
+            raise Overloaded(str(error), retry_after_ms=GRAMMAR_RETRY_MS) from error
 
     async def _tokenizer(self, version: ModelVersion) -> Tokenizer:
         known = self._tokenizers.get(version.weights_digest)

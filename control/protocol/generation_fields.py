@@ -18,6 +18,7 @@ from control.protocol.strict_model import (
     only,
     only_number,
 )
+from control.protocol.structured_output import StructuredOutputFields
 from engine.interface.errors import InvalidRequest
 from engine.interface.sampling_params import SamplingParams
 
@@ -50,7 +51,7 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(StrictModel):
+class GenerationFields(StructuredOutputFields):
     """Fields of both endpoints: first those that are served, then those that are not."""
 
     model: str
@@ -75,7 +76,6 @@ class GenerationFields(StrictModel):
     repetition_penalty: Annotated[Any, only_number(1, 0, 2)] = None
     length_penalty: Annotated[Any, only(1, 1.0)] = None
     logit_bias: Annotated[Any, only({})] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
     echo: Annotated[Any, only(False)] = None
     use_beam_search: Annotated[Any, only(False)] = None
     skip_special_tokens: Annotated[Any, only(True)] = None
@@ -131,6 +131,7 @@ class GenerationFields(StrictModel):
             ignore_eos=bool(self.ignore_eos),
             seed=_or(self.seed, minted_seed),
             n=_or(self.n, 1),
+            grammar=None if self.constraint is None else self.constraint.grammar,
         )
         try:
             params.validate(vocab_size)

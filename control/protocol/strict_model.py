@@ -8,6 +8,7 @@ never repeat what the caller sent, except a field's name, escaped.
 import math
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -40,8 +41,9 @@ class StrictModel(BaseModel):
     def _check_names(cls, fields: object) -> object:
         # Pydantic would make an error of every unknown field; a hostile body has very many.
         if isinstance(fields, dict):
+            known = _names_of(cls)
             for name in fields:
-                if name not in cls.model_fields:
+                if name not in known:
                     message = "This field is not known here."
                     context = {"message": message, "member": name}
                     raise PydanticCustomError(UNSUPPORTED, "{message}", context)
@@ -55,6 +57,12 @@ class StrictModel(BaseModel):
         except ValidationError as error:
             details = error.errors(include_url=False, include_input=False)
             raise _as_invalid_request(details[0]) from None
+
+
+@cache
+def _names_of(model: type[BaseModel]) -> frozenset[str]:
+    """The fields' names on the wire."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 def unsupported(message: str, param: str = "") -> PydanticCustomError:
