@@ -11,14 +11,17 @@ could become a stop string, is held back until it is decided.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from control.metering.output_scores import OutputScores
 from control.metering.settlement import ChoiceOutput, Settlement, Timings
 from control.streams.functions import Publication
 from control.streams.messages import Assignment
 from engine.interface.generation_delta import FinishReason, GenerationDelta, Usage
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
+from engine.interface.token_logprobs import TokenLogprob
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop_matcher import StopMatcher
+from engine.text.token_reader import TokenReader
 from engine.text.tokenizer import Tokenizer
 
 _FINISHED = {SequenceEnd.STOP: FinishReason.STOP, SequenceEnd.LENGTH: FinishReason.LENGTH}
@@ -30,10 +33,15 @@ _FAILED = {
 
 @dataclass(slots=True)
 class _Choice:
+    """`prompt_logprobs` go out with the first delta. `logprobs` are kept for batches only."""
+
     detokenizer: Detokenizer
     matcher: StopMatcher
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    has_begun: bool = False
     finish_reason: FinishReason | None = None
     is_computing: bool = True
 
@@ -68,8 +76,12 @@ class Delivery:
         self._last_token_at: float | None = None
         # Of each prompt: when its first choice was computed, which one it was, and its hit.
         self._prompt_hits: dict[int, tuple[float, int, int]] = {}
+        reader, options = TokenReader(tokenizer, self.request.text), self.request.text
         self._choices = [
-            _Choice(Detokenizer(tokenizer), StopMatcher(self.request.sampling.stop))
+            _Choice(
+                reader.answer(),
+                StopMatcher(self.request.sampling.stop, shows_match=options.shows_stop),
+            )
             for _ in range(self.request.num_choices)
         ]
         for delta in log:
@@ -100,18 +112,22 @@ class Delivery:
         """
         choice = self._choices[update.choice]
         self._note_times(update, now)
-        delivered, text = self._speak(choice, update.token_ids)
+        choice.prompt_logprobs.extend(update.prompt_logprobs or ())
+        is_stopped = update.end is SequenceEnd.STOP
+        delivered, text = self._speak(choice, update.token_ids, is_stopped=is_stopped)
         self.wasted_tokens += len(update.token_ids) - len(delivered)
         was_finished = choice.finish_reason is not None and not delivered
         if update.end is not None:
             choice.is_computing = False
             if choice.finish_reason is None:
                 text += self._end(choice, update.end)
+        choice.text.append(text)
         if was_finished or not (delivered or text or update.end):
             return None
         if choice.finish_reason is None and not delivered and not text:
             return None
-        return self._delta(update.choice, delivered, text)
+        logprobs = (update.logprobs or ())[: len(delivered)]
+        return self._delta(update.choice, delivered, text, logprobs)
 
     def undeliver(self, delta: GenerationDelta) -> None:
         """Note that a delta could not be published and will never be: its tokens are waste."""
@@ -156,25 +172,33 @@ class Delivery:
     def _recall(self, delta: GenerationDelta) -> None:
         choice = self._choices[delta.choice]
         self._speak(choice, delta.token_ids)
+        choice.text.append(delta.text)
+        self._keep(choice, delta)
         choice.finish_reason = delta.finish_reason or choice.finish_reason
 
-    def _speak(self, choice: _Choice, token_ids: Iterable[int]) -> tuple[tuple[int, ...], str]:
-        """Push tokens through text and stop strings. Returns those delivered and their text."""
+    def _speak(
+        self, choice: _Choice, token_ids: Sequence[int], *, is_stopped: bool = False
+    ) -> tuple[tuple[int, ...], str]:
+        """Push tokens through text and stop strings. Returns those delivered and their text.
+
+        With `is_stopped` the last token is what ended the output: like a stop string it is not
+        part of the text, unless the caller wants it.
+        """
         delivered: list[int] = []
         said = ""
+        unseen = len(token_ids) if is_stopped and not self.request.text.shows_stop else 0
         for token_id in token_ids:
             if choice.finish_reason is not None:
                 break
             delivered.append(token_id)
             choice.token_ids.append(token_id)
-            text = choice.detokenizer.push((token_id,))
+            text = "" if len(delivered) == unseen else choice.detokenizer.push((token_id,))
             # A stop string counts only once the least number of tokens has been said.
             if len(choice.token_ids) > self.request.sampling.min_tokens:
                 text, is_match = choice.matcher.push(text)
                 if is_match:
                     choice.finish_reason = FinishReason.STOP
             said += text
-        choice.text.append(said)
         return tuple(delivered), said
 
     def _end(self, choice: _Choice, end: SequenceEnd) -> str:
@@ -182,7 +206,6 @@ class Delivery:
         text, is_match = choice.matcher.push(choice.detokenizer.flush())
         if not is_match:
             text += choice.matcher.flush()
-        choice.text.append(text)
         if is_match:
             choice.finish_reason = FinishReason.STOP
         elif end in _FINISHED:
@@ -191,19 +214,39 @@ class Delivery:
             self.fail(_FAILED.get(end, self._cancel_error))
         return text
 
-    def _delta(self, choice: int, token_ids: tuple[int, ...], text: str) -> GenerationDelta:
+    def _delta(
+        self,
+        index: int,
+        token_ids: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+    ) -> GenerationDelta:
+        choice, sampling = self._choices[index], self.request.sampling
+        is_first_of_scored = sampling.prompt_logprobs is not None and not choice.has_begun
         delta = GenerationDelta(
             request_id=self.request.request_id,
-            choice=choice,
+            choice=index,
             serial=self._serial,
             offset=self._offset,
             token_ids=token_ids,
             text=text,
-            finish_reason=self._choices[choice].finish_reason,
+            finish_reason=choice.finish_reason,
+            logprobs=None if sampling.logprobs is None else logprobs,
+            prompt_logprobs=tuple(choice.prompt_logprobs) if is_first_of_scored else None,
         )
+        self._keep(choice, delta)
         self._serial += 1
         self._offset += len(token_ids)
         return delta
+
+    def _keep(self, choice: _Choice, delta: GenerationDelta) -> None:
+        """Note what a delta said of likelihoods; only batch results must outlive the stream."""
+        choice.has_begun = True
+        is_batch = self.request.priority_class is PriorityClass.BATCH
+        if delta.prompt_logprobs is not None:
+            choice.prompt_logprobs = list(delta.prompt_logprobs) if is_batch else []
+        if is_batch:
+            choice.logprobs.extend(delta.logprobs or ())
 
     def _note_times(self, update: SequenceUpdate, now: float) -> None:
         if update.scheduled_at is not None:
@@ -230,7 +273,15 @@ class Delivery:
         """Only batch results must outlive the stream."""
         if self.request.priority_class is not PriorityClass.BATCH:
             return
+        sampling = self.request.sampling
         for index, choice in enumerate(self._choices):
+            logprobs = None if sampling.logprobs is None else tuple(choice.logprobs)
+            is_scored = sampling.prompt_logprobs is not None
+            prompt_logprobs = tuple(choice.prompt_logprobs) if is_scored else None
             yield ChoiceOutput(
-                index, tuple(choice.token_ids), "".join(choice.text), choice.finish_reason
+                index,
+                tuple(choice.token_ids),
+                "".join(choice.text),
+                choice.finish_reason,
+                OutputScores(logprobs, prompt_logprobs),
             )

@@ -6,12 +6,13 @@ that another attempt has meanwhile taken over, is left alone: it gets no second 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sqlalchemy import Connection, text
 
 from control.identity.request_id import created_at_of
+from control.metering.output_scores import OutputScores, pack_scores
 from engine.interface.generation_delta import FinishReason, Usage
 
 # The attempt that a request's row is born with; later ones are fenced by `begin_attempt`.
@@ -26,6 +27,7 @@ class ChoiceOutput:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None
+    scores: OutputScores = field(default_factory=OutputScores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +114,14 @@ _SETTLE = text(
         FROM closed c JOIN ending e USING (request_id)
     ), kept AS (
         INSERT INTO request_outputs (created_at, request_id, choice, token_ids, text,
-                                     finish_reason)
+                                     finish_reason, scores)
         SELECT c.created_at, o.request_id, o.choice, CAST(o.token_ids AS integer[]), o.text,
-               o.finish_reason
+               o.finish_reason, o.scores
         FROM unnest(
             CAST(:output_request_id AS text[]), CAST(:output_choice AS integer[]),
             CAST(:output_token_ids AS text[]), CAST(:output_text AS bytea[]),
-            CAST(:output_finish_reason AS text[])
-        ) AS o (request_id, choice, token_ids, text, finish_reason)
+            CAST(:output_finish_reason AS text[]), CAST(:output_scores AS bytea[])
+        ) AS o (request_id, choice, token_ids, text, finish_reason, scores)
         JOIN closed c USING (request_id)
     )
     SELECT request_id FROM closed
@@ -157,6 +159,7 @@ def settle(connection: Connection, settlements: Sequence[Settlement]) -> frozens
             "output_token_ids": [_array(output.token_ids) for _, output in outputs],
             "output_text": [output.text.encode() for _, output in outputs],
             "output_finish_reason": [output.finish_reason for _, output in outputs],
+            "output_scores": [pack_scores(output.scores) for _, output in outputs],
         },
     )
     return frozenset(row.request_id for row in rows)

@@ -1,10 +1,11 @@
 """What is to be generated: the immutable order that travels from the front door to a replica."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.interface.errors import InvalidRequest
 from engine.interface.sampling_params import SamplingParams
+from engine.interface.text_options import TextOptions
 
 MAX_SEQUENCES = 32
 
@@ -24,7 +25,8 @@ class GenerationRequest:
     `resumed` holds, per choice, tokens that were already delivered by an earlier attempt:
     they are computed again but never sampled again. It is empty on a first attempt.
     `arrival` and `deadline_at` are seconds on the shared clock (`control.streams.clock`).
-    `cache_scope` is opaque here: a prefix may be reused only inside one scope.
+    `cache_scope` is opaque here: a prefix may be reused only inside one scope. `text` is for
+    whoever makes text of the tokens.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class GenerationRequest:
     arrival: float
     deadline_at: float
     resumed: tuple[tuple[int, ...], ...] = ()
+    text: TextOptions = field(default_factory=TextOptions)
 
     @property
     def num_choices(self) -> int:

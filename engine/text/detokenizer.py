@@ -15,20 +15,24 @@ from engine.text.tokenizer import Tokenizer
 class Detokenizer:
     """The text of one choice. Not shared between choices.
 
-    Control tokens have no text. `at_start` says that the text stands alone, as a chat answer
-    does: the space that sentencepiece-style tokenizers put in front is then left out. Pass
-    False for the continuation of a raw prompt, where that space belongs between the two.
+    Control tokens have no text, unless `shows_special`. `at_start` says that the text stands
+    alone, as a chat answer does: the space that sentencepiece-style tokenizers put in front is
+    then left out. Pass False for the continuation of a raw prompt, where that space belongs
+    between the two.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, at_start: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, at_start: bool = True, shows_special: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._unseen = frozenset() if shows_special else tokenizer.special_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._drops_space = at_start and tokenizer.strips_leading_space
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that is certain once these tokens have come; often empty, never partial."""
-        special_ids = self._tokenizer.special_ids
-        pieces = [self._tokenizer.token_bytes(t) for t in token_ids if t not in special_ids]
+        unseen = self._unseen
+        pieces = [self._tokenizer.token_bytes(t) for t in token_ids if t not in unseen]
         return self._without_first_space(self._decoder.decode(b"".join(pieces)))
 
     def flush(self) -> str:

@@ -25,14 +25,18 @@ class _Node:
 
 
 class StopMatcher:
-    """Watches the text of one choice. `matched` stays True once a stop string was complete."""
+    """Watches the text of one choice. `matched` stays True once a stop string was complete.
 
-    def __init__(self, stop_strings: Sequence[str]) -> None:
+    With `shows_match` the stop string itself is shown, and nothing behind it.
+    """
+
+    def __init__(self, stop_strings: Sequence[str], *, shows_match: bool = False) -> None:
         if not all(stop_strings):
             raise ValueError("A stop string holds at least one character.")
         self._root = _automaton(stop_strings)
         self._node = self._root
         self._held = ""
+        self._shows_match = shows_match
         self.matched = False
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -51,7 +55,7 @@ class StopMatcher:
             if node.match_length:
                 self.matched = True
                 self._held = ""
-                return known[: end - node.match_length], True
+                return known[: end if self._shows_match else end - node.match_length], True
         self._node = node
         shown = len(known) - node.depth
         self._held = known[shown:]

@@ -10,9 +10,13 @@ from engine.interface.generation_delta import FinishReason, GenerationDelta
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
+from engine.interface.text_options import TextOptions
+from engine.interface.token_logprobs import TokenLogprob
 from engine.text.tokenizer import Tokenizer
 from workers.delivery import Delivery
 from workers.scripted_model import EOS_TOKEN_ID, make_scripted_model
+
+NOTHING_SPECIAL = TextOptions()
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +33,20 @@ def begin(
     priority_class: PriorityClass = PriorityClass.INTERACTIVE,
     log: tuple[GenerationDelta, ...] = (),
     prompts: tuple[tuple[int, ...], ...] = ((1, 2, 3),),
+    is_scored: bool = False,
+    text: TextOptions = NOTHING_SPECIAL,
 ) -> Delivery:
+    num_top = 1 if is_scored else None
+    sampling = SamplingParams(
+        max_tokens=100,
+        stop=stop,
+        min_tokens=min_tokens,
+        n=n,
+        logprobs=num_top,
+        prompt_logprobs=num_top,
+    )
     request = GenerationRequest(
-        "r" * 26,
-        prompts,
-        SamplingParams(max_tokens=100, stop=stop, min_tokens=min_tokens, n=n),
-        priority_class,
-        "scope",
-        0.0,
-        60.0,
+        "r" * 26, prompts, sampling, priority_class, "scope", 0.0, 60.0, text=text
     )
     return Delivery(Assignment("r" * 26, 1, "d", request), tokenizer, log, 0.5, 100.0)
 
@@ -69,7 +78,8 @@ def test_text_held_back_for_a_stop_string_arrives_before_the_end(
     tokenizer: Tokenizer, end: SequenceEnd
 ) -> None:
     delivery = begin(tokenizer, stop=("STOP",))
-    assert text_of(say(delivery, b"say STO", end)) == "say STO"
+    last = bytes([32]) if end is SequenceEnd.STOP else b""  # stands for a stop token: not shown
+    assert text_of(say(delivery, b"say STO" + last, end)) == "say STO"
     assert delivery.is_over
 
 
@@ -185,3 +195,75 @@ def test_the_end_of_sequence_token_is_billed_and_not_said(tokenizer: Tokenizer) 
     assert delta is not None
     assert (delta.text, delta.token_ids) == ("", (EOS_TOKEN_ID,))
     assert delivery.settlement("replica").usage.completion_tokens == 2
+
+
+def scored(
+    delivery: Delivery, data: bytes, end: SequenceEnd | None = None
+) -> list[GenerationDelta]:
+    """As `say`, each token with a logprob that tells its place, the prompt's two before them."""
+    deltas = []
+    num_resumed = sum(map(len, delivery.resumed_request().resumed))
+    for place in () if num_resumed else (-101.0, -102.0):
+        scores = (TokenLogprob(place),)
+        update = SequenceUpdate("r" * 26, 0, (), scheduled_at=101.0, prompt_logprobs=scores)
+        deltas.append(delivery.take(update, 101.0))
+    for number, byte in enumerate(data, 1):
+        update = SequenceUpdate(
+            "r" * 26,
+            0,
+            (byte,),
+            end if number == len(data) else None,
+            scheduled_at=101.0,
+            logprobs=(TokenLogprob(-float(num_resumed + number)),),
+        )
+        deltas.append(delivery.take(update, 102.0))
+    return [delta for delta in deltas if delta is not None]
+
+
+@given(words, st.integers(0, 100), st.sampled_from([(), ("STOP",), ("b", "OP")]))
+def test_every_delivered_token_has_its_logprob_once_whoever_delivers_it(
+    tokenizer: Tokenizer, data: bytes, cut: int, stop: tuple[str, ...]
+) -> None:
+    cut = min(cut, len(data) - 1)
+    first = scored(begin(tokenizer, stop=stop, is_scored=True), data[:cut])
+    batch = PriorityClass.BATCH
+    taker = begin(tokenizer, stop=stop, is_scored=True, log=tuple(first), priority_class=batch)
+    num_delivered = sum(len(delta.token_ids) for delta in first)
+    both = first + scored(taker, data[num_delivered:], SequenceEnd.LENGTH)
+    assert all(len(delta.logprobs or ()) == len(delta.token_ids) for delta in both)
+    places = [entry.logprob for delta in both for entry in delta.logprobs or ()]
+    assert places == [-float(n) for n in range(1, len(places) + 1)]
+    assert [delta.prompt_logprobs for delta in both if delta.prompt_logprobs is not None] == [
+        (TokenLogprob(-101.0), TokenLogprob(-102.0))
+    ]
+    assert both[0].prompt_logprobs is not None
+    if taker.is_over and taker.finished_choices:
+        (kept,) = taker.settlement("replica").outputs
+        assert kept.scores.logprobs == tuple(map(TokenLogprob, places))
+        assert kept.scores.prompt_logprobs == both[0].prompt_logprobs
+        assert kept.text == text_of(both)
+
+
+def test_a_prompt_that_is_only_scored_ends_at_its_length(tokenizer: Tokenizer) -> None:
+    delivery = begin(tokenizer, is_scored=True)
+    scores = (TokenLogprob(-1.0), TokenLogprob(-2.0))
+    update = SequenceUpdate(
+        "r" * 26, 0, (), SequenceEnd.LENGTH, scheduled_at=1.0, prompt_logprobs=scores
+    )
+    delta = delivery.take(update, 2.0)
+    assert delta is not None
+    assert (delta.finish_reason, delta.prompt_logprobs) == (FinishReason.LENGTH, scores)
+    again = begin(tokenizer, is_scored=True, log=(delta,))
+    assert again.take(update, 3.0) is None
+    usage = delivery.settlement("replica").usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3, 0)
+
+
+def test_what_ended_the_output_is_shown_only_on_request(tokenizer: Tokenizer) -> None:
+    for shows_stop in (False, True):
+        options = TextOptions(shows_stop=shows_stop)
+        by_string = begin(tokenizer, stop=("STOP",), text=options)
+        assert text_of(say(by_string, b"a STOP b")) == ("a STOP" if shows_stop else "a ")
+        by_token = begin(tokenizer, text=options)
+        shown = text_of(say(by_token, b"ab!", SequenceEnd.STOP))
+        assert shown == ("ab!" if shows_stop else "ab")
