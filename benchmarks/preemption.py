@@ -10,8 +10,7 @@ shown.
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -32,7 +31,6 @@ from engine.layers.attention import CacheShape, attention_batch
 from engine.layers.step_layout import step_layout
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
-from engine.scheduling import admission
 from engine.text.tokenizer import Tokenizer
 
 TIE_LOGITS = 1e-3
@@ -141,8 +139,7 @@ def measure(decoder: Decoder, prompts: Sequence[tuple[int, ...]], load: Load) ->
     alone = _run("room for all", decoder, prompts, load, (num_all, 0))
     others = []
     for name, num_host_blocks in (("host tier on", num_few), ("host tier off", 0)):
-        with _without_watermarks():
-            run = _run(name, decoder, prompts, load, (num_few, num_host_blocks))
+        run = _run(name, decoder, prompts, load, (num_few, num_host_blocks))
         sys.stderr.write(f"{name}: {run.stats.preemptions_total} in {run.seconds:.0f} s\n")
         others.append((run, _differences(decoder, prompts, alone.words, run.words)))
     return Preemption(load, alone, others)
@@ -159,16 +156,6 @@ def main(folder: Path, load: Load) -> None:
         raise SystemExit(1)
 
 
-@contextmanager
-def _without_watermarks() -> Iterator[None]:
-    before = admission.HIGH_WATERMARK, admission.LOW_WATERMARK
-    admission.HIGH_WATERMARK = admission.LOW_WATERMARK = 1.0
-    try:
-        yield
-    finally:
-        admission.HIGH_WATERMARK, admission.LOW_WATERMARK = before
-
-
 def _run(
     name: str,
     decoder: Decoder,
@@ -183,6 +170,8 @@ def _run(
         max_num_batched_tokens=load.max_num_batched_tokens,
         chunk_size=load.max_num_batched_tokens // 2,
         max_num_seqs=load.num_requests,
+        high_watermark=1.0,
+        low_watermark=1.0,
         # The pace is not what is measured here.
         inter_token_target_s=3600.0,
     )

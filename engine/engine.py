@@ -79,6 +79,8 @@ class Engine:
                 settings.chunk_size,
                 settings.max_num_seqs,
                 settings.max_waiting,
+                settings.high_watermark,
+                settings.low_watermark,
             ),
             self._predictor,
             self._controller,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Sizes of one engine. The first three shape the KV cache, the next four are SchedulerLimits.
+    """Sizes of one engine. The first three shape the KV cache, the next six are SchedulerLimits.
 
     Runner and engine must be built with the same `block_size`, `num_blocks` and
     `num_host_blocks` (0: nothing is offloaded). `inter_token_target_s` is the pace, in seconds
@@ -19,4 +19,6 @@ class EngineSettings:
     chunk_size: int = 64
     max_num_seqs: int = 32
     max_waiting: int = 1024
+    high_watermark: float = 0.95
+    low_watermark: float = 0.90
     inter_token_target_s: float = 0.04

@@ -9,9 +9,9 @@ from engine.scheduling.inter_token_controller import ControllerState
 class EngineStats:
     """What the engine says of itself between two steps.
 
-    The totals count from the engine's start: sequences that lost their place, prompt tokens
-    taken from the prefix cache, blocks moved to the host and back, and results or cancels for
-    sequences that had ended before.
+    The totals count from the engine's start: places lost by sequences, for whatever reason,
+    prompt tokens taken from the prefix cache, blocks moved to the host and back, and results or
+    cancels for sequences that had ended before.
     """
 
     kv_blocks_free: int

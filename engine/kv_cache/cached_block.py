@@ -10,8 +10,9 @@ class CachedBlock:
     `token_ids` are the first tokens of the block, all of them unless the block is the partial
     tail of a sequence. The KV lies in `block` on the device or in `host_block` on the host,
     never in both; a scope's root has neither. `children` is None until there is one, oldest
-    first. `is_preempted` says that a sequence that lost its place is known to need this block
-    again.
+    first. `is_preempted` says that whoever left the block last had lost its place, and so is
+    known to come back for it. It is one mark for all who share the block: a neighbour that takes
+    it and leaves again wipes it off, which can cost computing the block again, and nothing else.
     """
 
     key: bytes

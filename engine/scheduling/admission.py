@@ -1,7 +1,7 @@
 """Decides when there is room for one more sequence.
 
 Watermarks keep admission from causing preemptions: a newcomer has to leave some blocks
-unpromised, and once somebody was preempted nobody joins until the projection has fallen well
+unpromised, and once blocks ran out nobody joins until the projection has fallen well
 below the pool. A sequence that has lost its place as often as it may joins only with a
 guarantee for all that it can ever need.
 """
@@ -14,11 +14,9 @@ from engine.kv_cache.kv_cache_manager import KVCacheManager
 from engine.kv_cache.projected_peak import Growth
 from engine.scheduling.sequence import Sequence
 
-# No sequence loses its place more often than this.
+# No sequence loses its place more often than this, be it for want of blocks or to make way for a
+# reader: whoever waits for its words cannot tell the one from the other.
 MAX_PREEMPTIONS = 3
-# Parts of the pool that projections may fill: as a rule, and until a shortage is over.
-HIGH_WATERMARK = 0.95
-LOW_WATERMARK = 0.90
 
 
 class Predictor(Protocol):
@@ -34,14 +32,20 @@ class Predictor(Protocol):
 class Admission:
     """Opens block tables for sequences that may join, and knows when they may not."""
 
-    def __init__(self, kv_cache: KVCacheManager, predictor: Predictor) -> None:
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        predictor: Predictor,
+        high_watermark: float,
+        low_watermark: float,
+    ) -> None:
         self._kv_cache = kv_cache
         self._predictor = predictor
-        self._low = int(LOW_WATERMARK * kv_cache.num_blocks)
-        self._high = int(HIGH_WATERMARK * kv_cache.num_blocks)
+        self._low = int(low_watermark * kv_cache.num_blocks)
+        self._high = int(high_watermark * kv_cache.num_blocks)
         self.is_short = False
 
-    def note_preemption(self) -> None:
+    def note_shortage(self) -> None:
         """Blocks have run out: nobody joins until there is some distance to that again."""
         self.is_short = True
 

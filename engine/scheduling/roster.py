@@ -26,7 +26,9 @@ class Roster:
         self, kv_cache: KVCacheManager, limits: SchedulerLimits, predictor: Predictor
     ) -> None:
         self.running = RunningTable(limits.max_num_seqs, kv_cache.block_size)
-        self.admission = Admission(kv_cache, predictor)
+        self.admission = Admission(
+            kv_cache, predictor, limits.high_watermark, limits.low_watermark
+        )
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self._kv_cache = kv_cache
@@ -119,7 +121,10 @@ class Roster:
         return int(candidates[np.argmax(running.rank[candidates])])
 
     def preempt(self, slot: int) -> None:
-        """Take a place away; its sequence waits for another, before all that came later."""
+        """Take a place away; its sequence waits for another, before all that came later.
+
+        Whatever the reason was, it counts towards MAX_PREEMPTIONS.
+        """
         sequence = self.running.sequence(slot)
         assert not must_be_guaranteed(sequence), "a guaranteed sequence loses its place"
         running = self.running

@@ -198,7 +198,7 @@ class Scheduler:
             victim = self.roster.victim_for(slot)
             if victim is None:
                 break
-            self.roster.admission.note_preemption()
+            self.roster.admission.note_shortage()
             self.roster.preempt(victim)
         running.see_blocks(slot)
         return min(end, int(running.capacity[slot]))

@@ -4,8 +4,6 @@ import pytest
 from engine.kv_cache.kv_cache_manager import KVCacheManager
 from engine.kv_cache.projected_peak import Growth
 from engine.scheduling.admission import (
-    HIGH_WATERMARK,
-    LOW_WATERMARK,
     MAX_PREEMPTIONS,
     Admission,
     must_be_guaranteed,
@@ -14,13 +12,13 @@ from engine.scheduling.sequence import Sequence
 from tests.engine.sequences import BLOCK_SIZE, Expecting, sequence
 
 NUM_BLOCKS = 100
-HIGH, LOW = int(HIGH_WATERMARK * NUM_BLOCKS), int(LOW_WATERMARK * NUM_BLOCKS)
+HIGH, LOW = 95, 90
 NOBODY = Growth(np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
 
 
 def admission(expected: int = 1_000_000) -> tuple[Admission, KVCacheManager]:
     cache = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE)
-    return Admission(cache, Expecting(expected)), cache
+    return Admission(cache, Expecting(expected), 0.95, 0.90), cache
 
 
 def one_that_holds(held: int, missing: int = 0) -> Growth:
@@ -67,7 +65,7 @@ def test_after_a_preemption_nobody_joins_until_the_projection_is_low() -> None:
     entry, _ = admission()
     small = with_prompt_of(1)
     assert entry.may_join(small, one_that_holds(HIGH - 1))
-    entry.note_preemption()
+    entry.note_shortage()
     entry.note_projection(one_that_holds(HIGH - 1))
     assert not entry.may_join(small, one_that_holds(HIGH - 1))
     assert not entry.may_join(small, one_that_holds(LOW + 1))
@@ -75,7 +73,7 @@ def test_after_a_preemption_nobody_joins_until_the_projection_is_low() -> None:
     assert not entry.may_join(small, one_that_holds(HIGH - 1)), "nothing has changed yet"
     entry.note_projection(one_that_holds(LOW))
     assert entry.may_join(small, one_that_holds(HIGH - 1)), "the shortage is over"
-    entry.note_preemption()
+    entry.note_shortage()
     assert not entry.may_join(small, one_that_holds(HIGH - 1))
 
 

@@ -255,6 +255,21 @@ def test_batch_ones_give_way_when_that_is_enough() -> None:
 # --- losing one's place
 
 
+def test_a_batch_one_makes_way_for_readers_three_times_and_then_keeps_its_place() -> None:
+    engine, _ = build(max_num_seqs=1)
+    transcript = Transcript()
+    engine.add(order("batch", (1, 2), endless(40), priority_class=BATCH))
+    for number in range(8):
+        engine.add(order(f"reader-{number}", own_prompt(number, 5), endless(3)))
+        # Long enough for the reader to end and the batch one to be back.
+        for _ in range(6):
+            transcript.note(engine.step())
+    assert engine.stats().preemptions_total == MAX_PREEMPTIONS
+    run_to_end(engine, transcript)
+    assert len(transcript.token_ids["batch", 0]) == 40
+    assert {len(words) for words in transcript.token_ids.values()} == {3, 40}
+
+
 @pytest.mark.parametrize("is_overlapped", [False, True])
 def test_when_blocks_run_out_the_youngest_loses_its_place_and_says_the_same_words(
     is_overlapped: bool,
@@ -356,6 +371,12 @@ def test_limits_without_room_are_refused(name: str) -> None:
         SchedulerLimits(**(sizes | {name: 0}))
 
 
+@pytest.mark.parametrize(("high", "low"), [(1.1, 0.9), (0.8, 0.9), (0.5, 0.0)])
+def test_watermarks_that_are_no_parts_of_a_pool_are_refused(high: float, low: float) -> None:
+    with pytest.raises(ValueError, match="watermarks"):
+        SchedulerLimits(8, 8, 4, 8, high_watermark=high, low_watermark=low)
+
+
 def test_batch_sequences_that_share_do_not_lose_their_places_in_vain() -> None:
     engine, _ = build(num_blocks=24, max_num_batched_tokens=64, chunk_size=64)
     engine.add(order("reader", own_prompt(0, 35), endless(9)))
@@ -375,7 +396,7 @@ def test_a_shortage_is_not_over_because_it_would_be_if_others_had_gone() -> None
     engine.add(order("reader", own_prompt(0, 200), endless(4)))
     engine.add(order("batch", own_prompt(1, 160), endless(4), priority_class=BATCH))
     engine.step()
-    engine._scheduler.roster.admission.note_preemption()
+    engine._scheduler.roster.admission.note_shortage()
     engine.add(order("large", own_prompt(2, 240), endless(4)))
     engine.add(order("small", own_prompt(3, 4), endless(4), priority_class=BATCH))
     engine.step()
