@@ -11,6 +11,8 @@ import json
 import logging
 import secrets
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +39,10 @@ from engine.execution.execution import ThreadedExecution
 from engine.execution.runner import ModelLimits
 from engine.execution.scripted_runner import ScriptedRunner
 from engine.from_folder import engine_from_folder
+from engine.grammar.grammar_compiler import GrammarBusy
+from engine.interface.errors import InvalidRequest
 from engine.interface.generation_request import GenerationRequest, PriorityClass
+from engine.interface.grammar import Grammar
 from engine.interface.sampling_params import SamplingParams
 from engine.loop import EngineLoop
 from engine.text.tokenizer import Tokenizer
@@ -255,7 +260,11 @@ def load_engine(
 
 
 def warm_up(engine: Engine) -> None:
-    """Run one short request, so that the first caller does not pay for the first step."""
+    """Run one short request, so that the first caller does not pay for the first step.
+
+    Nor does the first grammar keep the inbox waiting for the processes that follow grammars. A
+    model that follows none is served without.
+    """
     request = GenerationRequest(
         request_id="0" * 26,
         prompts=((0, 1, 2),),
@@ -268,6 +277,9 @@ def warm_up(engine: Engine) -> None:
     engine.add(request)
     while engine.has_work:
         engine.step()
+    sampling = replace(request.sampling, grammar=Grammar.any_json_object())
+    with suppress(InvalidRequest, GrammarBusy):
+        engine.prepare(replace(request, sampling=sampling))
 
 
 def _version_to_serve(database: Database, name: str) -> ModelVersion:
