@@ -14,9 +14,11 @@ it is right in the first step after the load changes. No clock, no I/O.
 """
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf
 from typing import NamedTuple
 
+from engine.scheduling.prefill_share import PREFILL_FLOOR, PrefillRoom, PrefillShare
+from engine.scheduling.step_seconds import chunk_seconds, decodes_seconds
 from engine.scheduling.step_time_model import Prices, StepShape, StepTimeModel
 
 # A step is planned to take this part of the target: steps vary by about five in a hundred, and
@@ -30,14 +32,6 @@ STRETCH = 1.2
 # for prompts that one chunk completes (somebody waits for a first word, and it is a matter of a
 # few steps), and for chunks that would not be worth their cost if they were smaller.
 LONG_STRETCH = 2.3
-# A chunk that costs more than this part of its share before its first token is not worth a step.
-WORTHWHILE = 0.5
-# Such a chunk comes once in so many steps: too rarely to be among the slowest five in a hundred.
-RARELY = 24
-# Steps that short prompts may stretch one after the other, before that is as rare.
-MOST_EXCEPTIONS = 16.0
-# The chunk keeps this part of the slack, when it needs it, against batch decodes.
-PREFILL_FLOOR = 0.25
 # At worst, one batch decode and one prefill token are computed in this many steps.
 MAX_STEPS_WITHOUT = 32
 # Nobody joins while the readers' decodes alone take more than this many times the target ...
@@ -47,8 +41,6 @@ CROWDED = 1.5
 LONE_READERS = 4.0
 # With so few readers a step is as short as the machine makes it at present.
 FEW_READERS = 2
-# After so many steps with a chunk one goes without, where nothing else tells what decodes take.
-LOOK_EVERY = 8
 # Stands for no limit, where rows seem to cost nothing.
 MANY = 1_000_000
 # How much a measured step moves the average that metrics show.
@@ -117,12 +109,9 @@ class InterTokenController:
         self._measured_s = 0.0
         self._predicted_s = 0.0
         self._last_plan = StepPlan(0, 0, 1, True)
-        # What is left of a token and of a decode when the share of a step is no whole number.
-        self._prefill_carry = 0.0
+        self._prefill_share = PrefillShare(1.0 / MAX_STEPS_WITHOUT)
+        # What is left of a decode when the share of a step is no whole number.
         self._batch_carry = 0.0
-        self._num_chunk_steps = 0
-        self._num_without_chunk = 0
-        self._exceptions = MOST_EXCEPTIONS
         self._shortest_s = inf
 
     def plan(self, demand: StepDemand) -> StepPlan:
@@ -160,33 +149,30 @@ class InterTokenController:
 
     def _plan_beside_readers(self, demand: StepDemand, owed: int, prices: Prices) -> StepPlan:
         readers = demand.interactive_decodes
-        alone_s = prices.base + _decodes_seconds(readers, demand.interactive_context, prices)
+        alone_s = prices.base + decodes_seconds(readers, demand.interactive_context, prices)
         self._effective_target_s = max(self._target_s, STRETCH * alone_s)
         slack_s = max(AIM * self._target_s, STRETCH * alone_s) - alone_s
 
         beside = self._model.prices(has_chunk=True)
         # What a chunk step of these readers takes more than another, before any chunk.
-        extra_s = beside.base + _decodes_seconds(readers, demand.interactive_context, beside)
+        extra_s = beside.base + decodes_seconds(readers, demand.interactive_context, beside)
         extra_s -= alone_s
-        chunk_s = extra_s + _chunk_seconds(owed, demand.prefill_context, beside)
+        chunk_s = extra_s + chunk_seconds(owed, demand.prefill_context, beside)
         floor_s = max(0.0, min(PREFILL_FLOOR * slack_s, chunk_s))
         batch_decodes, batch_s = self._share_of_batch(demand, slack_s - floor_s, prices)
-        share_s = max(floor_s, slack_s - batch_s)
-        context = demand.prefill_context
-        long_s = (self._long_stretch(alone_s) - 1.0) * alone_s
-        fitting = _tokens_within(long_s, extra_s, context, beside)
-        overhead_s = extra_s + _chunk_overhead_seconds(context, beside)
-        if self._is_hopeless(alone_s) and overhead_s > WORTHWHILE * share_s:
-            prefill_tokens = self._rare_chunk(owed, fitting)
-        else:
-            prefill_tokens = self._share_of_prefill(demand, owed, share_s, extra_s)
-            prefill_tokens = self._unless_due_a_look(prefill_tokens, alone_s)
-        short = int(min(demand.short_prefill_tokens, owed, fitting))
-        prefill_tokens = max(prefill_tokens, self._if_it_is_the_exception(short, prefill_tokens))
-
+        room = PrefillRoom(
+            owed=owed,
+            short=demand.short_prefill_tokens,
+            context=demand.prefill_context,
+            share_s=max(floor_s, slack_s - batch_s),
+            long_s=(self._long_stretch(alone_s) - 1.0) * alone_s,
+            extra_s=extra_s,
+            is_hopeless=STRETCH * alone_s > AIM * self._target_s,
+            prices=beside,
+        )
         max_interactive = self._max_interactive(readers, alone_s)
         return StepPlan(
-            prefill_tokens=prefill_tokens,
+            prefill_tokens=self._prefill_share.take(room),
             batch_decodes=batch_decodes,
             max_interactive=max_interactive,
             may_admit_batch=readers < max_interactive and batch_decodes == demand.batch_decodes,
@@ -199,7 +185,7 @@ class InterTokenController:
         if demand.batch_decodes == 0:
             self._batch_carry = 0.0
             return 0, 0.0
-        all_s = _decodes_seconds(demand.batch_decodes, demand.batch_context, prices)
+        all_s = decodes_seconds(demand.batch_decodes, demand.batch_context, prices)
         if all_s <= share_s:
             self._batch_carry = 0.0
             return demand.batch_decodes, all_s
@@ -208,54 +194,6 @@ class InterTokenController:
         decodes = min(int(exact), demand.batch_decodes)
         self._batch_carry = min(exact - decodes, 1.0)
         return decodes, max(share_s, decodes * one_s)
-
-    def _unless_due_a_look(self, prefill_tokens: int, alone_s: float) -> int:
-        """Where the pace is set by what the decodes alone take, see now and then what that is."""
-        is_hopeless = self._is_hopeless(alone_s)
-        self._num_chunk_steps = self._num_chunk_steps + 1 if prefill_tokens and is_hopeless else 0
-        if self._num_chunk_steps < LOOK_EVERY:
-            return prefill_tokens
-        self._num_chunk_steps = 0
-        return 0
-
-    def _share_of_prefill(
-        self, demand: StepDemand, owed: int, share_s: float, extra_s: float
-    ) -> int:
-        """How many prefill tokens fit."""
-        if owed == 0:
-            self._prefill_carry = 0.0
-            return 0
-        prices = self._model.prices(has_chunk=True)
-        fitting = _tokens_within(share_s, extra_s, demand.prefill_context, prices)
-        exact = self._prefill_carry + max(min(fitting, owed), 1.0 / MAX_STEPS_WITHOUT)
-        tokens = min(int(exact), owed)
-        self._prefill_carry = min(exact - tokens, 1.0)
-        return tokens
-
-    def _is_hopeless(self, alone_s: float) -> bool:
-        """Whether the pace is set by the decodes alone, not by the target."""
-        return STRETCH * alone_s > AIM * self._target_s
-
-    def _rare_chunk(self, owed: int, fitting: float) -> int:
-        """Where a chunk costs more than the share of a step before its first token.
-
-        Many small ones would slow every step for nothing, so there are few large ones.
-        """
-        if owed == 0:
-            return 0
-        self._num_without_chunk += 1
-        if self._num_without_chunk < RARELY:
-            return 0
-        self._num_without_chunk = 0
-        return min(owed, max(1, int(fitting)))
-
-    def _if_it_is_the_exception(self, short: int, share: int) -> int:
-        """Long steps for short prompts come a few at a time, and then rarely."""
-        self._exceptions = min(self._exceptions + 1.0 / RARELY, MOST_EXCEPTIONS)
-        if short <= share or self._exceptions < 1.0:
-            return share
-        self._exceptions -= 1.0
-        return short
 
     def _long_stretch(self, alone_s: float) -> float:
         """How much longer than the decodes alone a step may take for once.
@@ -274,41 +212,11 @@ class InterTokenController:
         return 1 if is_crowded else MANY
 
 
-def _decodes_seconds(decodes: int, context: float, prices: Prices) -> float:
-    """What decodes that read so much context together add to a step."""
-    return decodes * (prices.row + prices.token) + context * prices.context
-
-
-def _chunk_seconds(tokens: int, context: float, prices: Prices) -> float:
-    """What a chunk behind so much context adds to a step of decodes; 0 if it has no tokens."""
-    if tokens == 0:
-        return 0.0
-    per_token = prices.token + prices.context + prices.pair * (context + tokens / 2)
-    return _chunk_overhead_seconds(context, prices) + tokens * per_token
-
-
-def _chunk_overhead_seconds(context: float, prices: Prices) -> float:
-    """What a chunk adds before its first token: less than nothing where decodes hide behind it."""
-    return prices.chunk_base - prices.base + prices.row + prices.context * context
-
-
-def _tokens_within(seconds: float, extra_s: float, context: float, prices: Prices) -> float:
-    """The inverse of `_chunk_seconds`: the positive root of a quadratic, or inf if all is free.
-
-    Where the overhead leaves next to nothing, the floor again: a chunk must be worth its step.
-    """
-    overhead_s = extra_s + _chunk_overhead_seconds(context, prices)
-    left_s = max(seconds - overhead_s, PREFILL_FLOOR * seconds)
-    per_token = prices.token + prices.context + prices.pair * context
-    divisor = per_token + sqrt(per_token * per_token + 2 * prices.pair * left_s)
-    return 2 * left_s / divisor if divisor > 0.0 else inf
-
-
 def _plan_seconds(demand: StepDemand, plan: StepPlan, prices: Prices) -> float:
-    seconds = _decodes_seconds(demand.interactive_decodes, demand.interactive_context, prices)
+    seconds = decodes_seconds(demand.interactive_decodes, demand.interactive_context, prices)
     if demand.batch_decodes:
         mean_context = demand.batch_context / demand.batch_decodes
-        seconds += plan.batch_decodes * _decodes_seconds(1, mean_context, prices)
+        seconds += plan.batch_decodes * decodes_seconds(1, mean_context, prices)
     return (
-        prices.base + seconds + _chunk_seconds(plan.prefill_tokens, demand.prefill_context, prices)
+        prices.base + seconds + chunk_seconds(plan.prefill_tokens, demand.prefill_context, prices)
     )
