@@ -38,14 +38,18 @@ class BlockPool:
         assert self._num_holders[block] != _BLANK, f"block {block} is blank"
         return self._num_holders[block]
 
-    def try_take(self) -> int | None:
-        """A blank block, now with one holder, or None when there is none."""
-        if not self._blank:
-            return None
-        block = self._blank.popleft()
-        self._num_holders[block] = 1
-        self._num_held += 1
-        return block
+    @property
+    def num_blank(self) -> int:
+        """Blocks with nothing worth keeping in them."""
+        return len(self._blank)
+
+    def take(self, count: int) -> list[int]:
+        """So many blank blocks, now with one holder each; fewer when there are no more."""
+        blocks = [self._blank.popleft() for _ in range(min(count, len(self._blank)))]
+        for block in blocks:
+            self._num_holders[block] = 1
+        self._num_held += len(blocks)
+        return blocks
 
     def hold(self, block: int) -> None:
         """Add a holder to a block that is held or idle."""

@@ -54,16 +54,18 @@ class BlockStore:
         """Host blocks with nothing in them."""
         return self._host.num_free
 
-    def take(self) -> int | None:
-        """A block to write, at the price of what some idle block holds; None if all are held."""
-        block = self._pool.try_take()
-        if block is None:
+    def take(self, count: int) -> list[int]:
+        """Blocks to write, at the price of what idle ones hold; fewer when all others are held."""
+        while self._pool.num_blank < count:
             node = self._idle.next_to_go()
             if node is None:
-                return None
+                break
             self._evict(node)
-            block = self._pool.try_take()
-        return block
+        return self._pool.take(count)
+
+    def take_one(self) -> int | None:
+        """A block to write, or None when all are held."""
+        return next(iter(self.take(1)), None)
 
     def is_held(self, node: CachedBlock) -> bool:
         """Whether somebody holds the block."""
@@ -100,7 +102,7 @@ class BlockStore:
             self.tree.remove(node)
             return source
         # The source is held meanwhile, so that it is not what gives way to its copy.
-        destination = self.take()
+        destination = self.take_one()
         if self._pool.release(source):
             self._idle.add(node.cache_scope, [node])
         if destination is not None:
@@ -192,7 +194,7 @@ class BlockStore:
     def _fetch(self, node: CachedBlock) -> int | None:
         """Bring a node back from the host into a block that is held then."""
         self._host.take_out(node)
-        block = self.take()
+        block = self.take_one()
         if block is None:
             self._host.put_back(node)
             return None
@@ -204,7 +206,7 @@ class BlockStore:
 
     def _copy_from_host(self, node: CachedBlock, *, is_last: bool) -> int | None:
         self._host.take_out(node)
-        block = self.take()
+        block = self.take_one()
         if block is None:
             self._host.put_back(node)
             return None

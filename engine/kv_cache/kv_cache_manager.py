@@ -113,12 +113,21 @@ class KVCacheManager:
 
     def try_grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Let the table cover `num_tokens` tokens. False if blocks ran out: it got the rest."""
-        while len(table.blocks) * self.block_size < num_tokens:
-            block = self.store.take()
-            if block is None:
-                return False
-            self._append(table, block)
-        return True
+        num_missing = self.blocks_for(num_tokens) - len(table.blocks)
+        if num_missing <= 0:
+            return True
+        blocks = self.store.take(num_missing)
+        table.blocks += blocks
+        self._num_table_blocks += len(blocks)
+        return len(blocks) == num_missing
+
+    def grow_each(self, tables: list[BlockTable]) -> list[int]:
+        """One more block for each table, where so many can be had; returns them."""
+        blocks = self.store.take(len(tables))
+        for table, block in zip(tables, blocks, strict=True):
+            table.blocks.append(block)
+        self._num_table_blocks += len(blocks)
+        return blocks
 
     def record(self, table: BlockTable, num_tokens: int, *, offers_tail: bool = False) -> None:
         """The KV of the first `num_tokens` tokens is computed: full blocks may be shared now.

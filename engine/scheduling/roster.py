@@ -26,9 +26,7 @@ class Roster:
         self, kv_cache: KVCacheManager, limits: SchedulerLimits, predictor: Predictor
     ) -> None:
         self.running = RunningTable(limits.max_num_seqs, kv_cache.block_size)
-        self.admission = Admission(
-            kv_cache, predictor, limits.high_watermark, limits.low_watermark
-        )
+        self.admission = Admission(kv_cache, predictor, limits.high_watermark, limits.low_watermark)
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self._kv_cache = kv_cache
@@ -148,6 +146,7 @@ class Roster:
         if sequence.num_preemptions == 0 or sequence.scheduled_at is None:
             hit = max(0, min(end, sequence.spec.num_prompt_tokens) - start)
             sequence.num_cached_tokens += hit
+            running.num_cached_tokens[slot] = sequence.num_cached_tokens
             self.num_cached_tokens += hit
 
     def check(self) -> None:

@@ -10,6 +10,8 @@ each, and find their KV again when they return. Nothing here touches a tensor.
 """
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +29,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_division import Slots, StepDivision
 
 # What a named tuple's own constructor ends in, without a call of Python's on the way.
-_new_tuple = tuple.__new__
+_new_update = partial(tuple.__new__, SequenceUpdate)
 
 
 class _Outcome(NamedTuple):
@@ -92,57 +94,74 @@ class Scheduler:
             is_computed[list(errors)] = False
         self._record_kv(work, is_computed)
         is_told = is_computed & work.is_sampled
-        slots = work.slots[is_told]
-        running.num_told[slots] += 1
-        running.last_token[slots] = token_ids[is_told]
+        running.tell(work.slots[is_told], token_ids[is_told])
         self._note_start(work.slots[is_current], now)
-        # A token of a sequence that has left its slot is told to whoever it is now.
+        # Hundreds of rows in a step get one more token, and nothing else is to be done.
         is_plain = is_told & (running.num_told[work.slots] < running.max_tokens[work.slots])
+        is_plain &= ~(running.needs_history[work.slots] | running.may_stop(token_ids))
         if logprobs is not None:
             is_plain[[*logprobs.sampled, *logprobs.prompt]] = False
-        updates: list[SequenceUpdate] = []
-        living = map(self.roster.find, work.specs)
-        rows = zip(living, token_ids.tolist(), is_plain.tolist(), strict=True)
-        for row, (sequence, token_id, is_plain_row) in enumerate(rows):
+        updates = self._plainly_told(work.slots[is_plain], token_ids[is_plain])
+        for row in np.flatnonzero(~is_plain).tolist():
+            sequence = self.roster.find(work.specs[row])
             if sequence is None:
                 self.num_late_rows += 1
-            elif is_plain_row and token_id not in sequence.stop_ids:
-                # Hundreds of rows in a step go this way: one more token, and nothing else.
-                sequence.token_ids.append(token_id)
-                spec, cached = sequence.spec, sequence.num_cached_tokens
-                at = sequence.scheduled_at
-                said = (spec.request_id, spec.choice, (token_id,), None, cached, at, "", None, None)
-                updates.append(_new_tuple(SequenceUpdate, said))
-            else:
-                is_sampled = bool(work.is_sampled[row])
-                if (row in errors or is_sampled) and not is_current[row]:
-                    sequence.is_pending = False
-                if sequence.scheduled_at is None:
-                    sequence.scheduled_at = now
-                outcome = _Outcome(token_id if is_sampled else None, errors.get(row))
-                if logprobs is not None:
-                    scores = logprobs.prompt.get(row, ())
-                    scores = sequence.take_scores(int(work.starts[row]), scores)
-                    outcome = outcome._replace(logprob=logprobs.sampled.get(row), scores=scores)
-                updates += self._told(sequence, outcome)
+                continue
+            if is_current[row]:
+                running.catch_up(int(work.slots[row]))
+            elif sequence.scheduled_at is None:
+                sequence.scheduled_at = now
+            outcome = _Outcome(
+                token_id=int(token_ids[row]) if work.is_sampled[row] else None,
+                error=errors.get(row),
+            )
+            if logprobs is not None:
+                scores = logprobs.prompt.get(row, ())
+                scores = sequence.take_scores(int(work.starts[row]), scores)
+                outcome = outcome._replace(logprob=logprobs.sampled.get(row), scores=scores)
+            updates += self._told(sequence, outcome, is_running=bool(is_current[row]))
         return updates
+
+    def _plainly_told(self, slots: Slots, token_ids: NDArray[np.int64]) -> list[SequenceUpdate]:
+        """One token each, without a call of Python's for each."""
+        running = self._running
+        columns = zip(
+            running.request_ids[slots].tolist(),
+            running.choices[slots].tolist(),
+            zip(token_ids.tolist(), strict=True),
+            repeat(None),
+            running.num_cached_tokens[slots].tolist(),
+            running.scheduled_at[slots].tolist(),
+            repeat(""),
+            repeat(None),
+            repeat(None),
+            strict=False,
+        )
+        return list(map(_new_update, columns))
 
     def _note_start(self, slots: Slots, now: float) -> None:
         running = self._running
-        for slot in slots[~running.is_started[slots]].tolist():
-            running.is_started[slot] = True
+        for slot in slots[np.isnan(running.scheduled_at[slots])].tolist():
             sequence = running.sequence(slot)
             if sequence.scheduled_at is None:
                 sequence.scheduled_at = now
+            running.scheduled_at[slot] = sequence.scheduled_at
 
-    def _told(self, sequence: Sequence, outcome: "_Outcome") -> list[SequenceUpdate]:
-        """Give a sequence what a row found out for it, and end it if there is no more to come."""
+    def _told(
+        self, sequence: Sequence, outcome: "_Outcome", *, is_running: bool
+    ) -> list[SequenceUpdate]:
+        """Give a sequence what a row found out for it, and end it if there is no more to come.
+
+        One that still runs has its token; one that lost its place since gets it here.
+        """
+        if not is_running and (outcome.token_id is not None or outcome.error is not None):
+            sequence.is_pending = False
         if outcome.error is not None:
             self.roster.remove(sequence, SequenceEnd.ERROR)
             return [sequence.ended(SequenceEnd.ERROR, outcome.error)]
         if outcome.token_id is None and not outcome.scores:
             return []
-        if outcome.token_id is not None:
+        if outcome.token_id is not None and not is_running:
             sequence.token_ids.append(outcome.token_id)
         end = sequence.end
         if end is not None:
@@ -157,12 +176,36 @@ class Scheduler:
     # Blocks
 
     def _secure(self, decodes: Slots, chunks: dict[int, int]) -> tuple[Slots, dict[int, int]]:
-        """Find blocks for the step, the most important first; returns who has got them.
+        """Find blocks for the step; returns who has got them."""
+        running, kv_cache = self._running, self._kv_cache
+        due = decodes[running.num_scheduled[decodes] >= running.capacity[decodes]]
+        num_missing = len(due) + sum(
+            kv_cache.blocks_for(int(running.num_scheduled[slot]) + count)
+            - len(running.table(slot).blocks)
+            for slot, count in chunks.items()
+        )
+        if num_missing > kv_cache.num_free_blocks:
+            return self._secure_in_order(decodes, due.tolist(), chunks)
+        # As a rule there is room for all, and nobody's rank matters.
+        places = running.capacity[due] // kv_cache.block_size
+        outgrows = places >= running.num_projected_blocks[due]
+        as_expected = due[~outgrows]
+        tables = list(map(running.table, as_expected.tolist()))
+        running.see_block_each(as_expected, kv_cache.grow_each(tables))
+        for slot in due[outgrows].tolist():
+            self._grow(slot, int(running.num_scheduled[slot]) + 1)
+        for slot, count in chunks.items():
+            self._grow(slot, int(running.num_scheduled[slot]) + count)
+        return decodes, chunks
+
+    def _secure_in_order(
+        self, decodes: Slots, due: list[int], chunks: dict[int, int]
+    ) -> tuple[Slots, dict[int, int]]:
+        """Find blocks for the most important first, where they will not do for all.
 
         Whoever is stopped to make room ranks behind all that have been secured before.
         """
         running = self._running
-        due = decodes[running.num_scheduled[decodes] >= running.capacity[decodes]].tolist()
         wanted = dict.fromkeys(due, 1) | chunks
         order = sorted(
             wanted, key=lambda slot: (not running.is_guaranteed[slot], running.rank[slot])
@@ -193,6 +236,7 @@ class Scheduler:
         if end <= running.capacity[slot]:
             return end
         if kv_cache.blocks_for(end) > table.num_projected_blocks:
+            running.catch_up(slot)
             self.roster.admission.project_again(running.sequence(slot), table)
         while not kv_cache.try_grow(table, end):
             victim = self.roster.victim_for(slot)
@@ -261,8 +305,12 @@ class Scheduler:
         running.num_computed[work.slots[is_computed]] = ends[is_computed]
         is_full = ends // size != work.starts // size
         is_prompt = ends == running.num_prompt_tokens[work.slots]
-        for row in np.flatnonzero(is_computed & (is_full | is_prompt)).tolist():
-            table = running.table(int(work.slots[row]))
-            self._kv_cache.record(table, int(ends[row]), offers_tail=bool(is_prompt[row]))
+        rows = np.flatnonzero(is_computed & (is_full | is_prompt))
+        slots = work.slots[rows].tolist()
+        running.catch_up(*slots)
+        news = zip(slots, ends[rows].tolist(), is_prompt[rows].tolist(), strict=True)
+        for slot, end, offers_tail in news:
+            table = running.table(slot)
+            self._kv_cache.record(table, end, offers_tail=offers_tail)
             if table.num_seen < len(table.blocks):
-                running.see_blocks(int(work.slots[row]))
+                running.see_blocks(slot)

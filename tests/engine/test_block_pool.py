@@ -18,17 +18,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.held: list[int] = []
         self.idle: list[int] = []
 
-    @rule()
-    def take(self) -> None:
+    @rule(count=st.integers(0, 3))
+    def take(self, count: int) -> None:
         num_blank = NUM_BLOCKS - len(set(self.held)) - len(self.idle)
-        block = self.pool.try_take()
-        if num_blank:
-            assert block is not None
-            assert block not in self.held
-            assert block not in self.idle
-            self.held.append(block)
-        else:
-            assert block is None
+        assert self.pool.num_blank == num_blank
+        blocks = self.pool.take(count)
+        assert len(blocks) == len(set(blocks)) == min(count, num_blank)
+        assert not {*blocks} & {*self.held, *self.idle}
+        self.held += blocks
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -75,8 +72,7 @@ TestBlockPool = BlockPoolMachine.TestCase
 
 
 def idle_block(pool: BlockPool) -> int:
-    block = pool.try_take()
-    assert block is not None
+    (block,) = pool.take(1)
     assert pool.release(block)
     return block
 
@@ -102,8 +98,7 @@ def test_a_blank_block_can_be_neither_held_nor_blanked_again() -> None:
 
 def test_a_held_block_is_never_blanked() -> None:
     pool = BlockPool(2)
-    block = pool.try_take()
-    assert block is not None
+    (block,) = pool.take(1)
     with pytest.raises(AssertionError, match="not idle"):
         pool.blank(block)
 
@@ -111,22 +106,21 @@ def test_a_held_block_is_never_blanked() -> None:
 def test_an_idle_block_is_given_to_nobody() -> None:
     pool = BlockPool(1)
     block = idle_block(pool)
-    assert pool.try_take() is None
+    assert pool.take(1) == []
     pool.blank(block)
-    assert pool.try_take() == block
+    assert pool.take(1) == [block]
 
 
 def test_a_blanked_block_rests_as_long_as_it_can() -> None:
     pool = BlockPool(3)
     block = idle_block(pool)
     pool.blank(block)
-    assert [pool.try_take() for _ in range(3)][-1] == block
+    assert pool.take(3)[-1] == block
 
 
 def test_books_that_differ_from_the_pool_are_noticed() -> None:
     pool = BlockPool(2)
-    block = pool.try_take()
-    assert block is not None
+    (block,) = pool.take(1)
     pool.check([block], [])
     for held, idle in (([], []), ([block, block], []), ([], [block]), ([block], [block])):
         with pytest.raises(AssertionError):
