@@ -84,9 +84,11 @@ class Answer:
 
 
 class Service:
-    """The scripted model served under a name of its own."""
+    """The scripted model, or that of a folder with a manifest, under a name of its own."""
 
-    def __init__(self, database_url: str, redis_url: str, folder: Path) -> None:
+    def __init__(
+        self, database_url: str, redis_url: str, folder: Path, weights: Path | None = None
+    ) -> None:
         self.database_url, self.redis_url = database_url, redis_url
         self.database: Database = connect_database(database_url, "test")
         self.client: redis.Redis = connect(redis_url)
@@ -94,7 +96,7 @@ class Service:
         self.keys = ModelKeys(self.model)
         self.clock = SharedClock()
         self.clock.synchronize(self.client)
-        weights = make_scripted_model(folder)
+        weights = weights or make_scripted_model(folder)
         self.version = ModelVersion(
             model=self.model,
             version="v1",
@@ -142,6 +144,7 @@ class Service:
             headrace_test_build=True,
             headrace_scripted_delay_ms=delay_ms,
             headrace_max_num_seqs=16,
+            headrace_dtype="float32",
         )
         engine = load_engine(self.version, settings, self.clock)
         identity = ReplicaIdentity(
