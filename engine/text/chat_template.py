@@ -14,10 +14,23 @@ from functools import partial
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
+
+from engine.interface.chat_options import TemplateValue
+
+_OURS = {
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "strftime_now",
+}
 
 
 class TemplateRefusal(Exception):
@@ -33,13 +46,15 @@ class ChatToRender:
     """What a template sees.
 
     `special_texts` maps names such as "bos_token" to token strings. `now` is what
-    `strftime_now` formats: the caller's clock, so that a render can be repeated.
+    `strftime_now` formats: the caller's clock, so that a render can be repeated. `options` are
+    the template's own (`options_of`).
     """
 
     messages: Sequence[Mapping[str, str]]
     now: datetime
     add_generation_prompt: bool = True
     special_texts: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, TemplateValue] = field(default_factory=dict)
 
 
 def compile_template(source: str) -> jinja2.Template:
@@ -47,18 +62,30 @@ def compile_template(source: str) -> jinja2.Template:
     return _environment().from_string(source)
 
 
+def options_of(source: str) -> frozenset[str]:
+    """The names that the template reads and that only a caller could set.
+
+    Raises jinja2.TemplateSyntaxError.
+    """
+    read = jinja2.meta.find_undeclared_variables(_environment().parse(source))
+    return frozenset(name for name in read - _OURS if not name.endswith("_token"))
+
+
 def render_chat(template: jinja2.Template, chat: ChatToRender, max_chars: int) -> str:
     """The prompt text. Raises TemplateRefusal, TemplateTooLong, or whatever the template does."""
     pieces = []
     num_chars = 0
-    for piece in template.generate(
+    # What is named later wins: an option can stand for nothing that is ours to say.
+    names = {
+        **chat.options,
         **chat.special_texts,
-        messages=[dict(message) for message in chat.messages],
-        tools=None,
-        documents=None,
-        add_generation_prompt=chat.add_generation_prompt,
-        strftime_now=chat.now.strftime,
-    ):
+        "messages": [dict(message) for message in chat.messages],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": chat.add_generation_prompt,
+        "strftime_now": chat.now.strftime,
+    }
+    for piece in template.generate(names):
         num_chars += len(piece)
         if num_chars > max_chars:
             raise TemplateTooLong(f"The rendered text is longer than {max_chars} characters.")

@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
+from engine.interface.chat_options import ChatOptions
 from engine.interface.errors import InvalidRequest
 from engine.text.chat_template import ChatToRender
-from engine.text.control_tokens import ControlTokens, unused_marker
-from engine.text.template_process import TemplateFailure, TemplateRenderer
+from engine.text.control_tokens import ControlTokens
+from engine.text.template_process import TemplateBusy, TemplateFailure, TemplateRenderer
 from engine.text.tokenizer import Tokenizer
+from engine.text.unfinished_message import Marks, check_continuable, cut_after
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 # About two milliseconds of work; a thread's hand-over costs a tenth of one.
 _MAX_INLINE_CHARS = 8 * 1024
 
+DEFAULTS = ChatOptions()
+
+TokenIds = tuple[int, ...]
 _Result = TypeVar("_Result")
 
 
@@ -47,32 +52,29 @@ class PromptEncoder:
         self._control = ControlTokens(tokenizer.added_tokens)
 
     async def encode_chat(
-        self, messages: Sequence[ChatMessage], now: datetime, add_generation_prompt: bool = True
+        self, messages: Sequence[ChatMessage], now: datetime, options: ChatOptions = DEFAULTS
     ) -> tuple[int, ...]:
         """Token ids of the conversation, as the model's template writes it.
 
-        `now` is the date that a template may print. Raises InvalidRequest for messages that
-        break a rule, or that the template refuses; TemplateFailure when the template fails.
+        `now` is the date that a template may print. Raises InvalidRequest for messages or options
+        that break a rule, or that the template refuses; TemplateFailure when the template fails.
         """
         template = self._tokenizer.chat_template
         if template is None:
             message = "This model has no chat template; send raw prompts to /v1/completions."
             raise InvalidRequest(message, param="model", code="chat_not_supported")
         self._check_messages(messages)
+        if options.continue_final_message:
+            check_continuable(messages[-1].role)
         num_chars = sum(len(message.content) for message in messages)
-        protected, marker = await _off_loop_if_long(
-            lambda: self._protect(messages, template), num_chars
+        chat, marks = await _off_loop_if_long(
+            lambda: self._protected(messages, now, options, template), num_chars
         )
-        chat = ChatToRender(
-            messages=protected,
-            now=now,
-            add_generation_prompt=add_generation_prompt,
-            special_texts=self._tokenizer.special_texts,
+        prompt = await self._render(template, chat, marks)
+        unfinished = messages[-1].content if options.continue_final_message else None
+        return await _off_loop_if_long(
+            lambda: self._encode_rendered(prompt, marks, unfinished), len(prompt)
         )
-        prompt = await self._renderer.render(template, chat)
-        if not _is_encodable(prompt):
-            raise TemplateFailure("The chat template wrote half of a surrogate pair.")
-        return await _off_loop_if_long(lambda: self._encode_rendered(prompt, marker), len(prompt))
 
     async def encode_completion(
         self, prompt: str, add_special_tokens: bool = True
@@ -112,26 +114,69 @@ class PromptEncoder:
                 )
         self._check_length(sum(len(m.content.encode()) for m in messages), "messages")
 
-    def _protect(
-        self, messages: Sequence[ChatMessage], template: str
-    ) -> tuple[list[dict[str, str]], str]:
-        """The messages with every control token in them broken, and the marker that did it."""
-        marker = unused_marker([template, *(part for m in messages for part in _parts(m))])
-        if marker is None:
+    def _protected(
+        self,
+        messages: Sequence[ChatMessage],
+        now: datetime,
+        options: ChatOptions,
+        template: str,
+    ) -> tuple[ChatToRender, Marks]:
+        """What the template sees: every control token in callers' text is broken."""
+        texts = [template, *(part for m in messages for part in _parts(m))]
+        values = options.template_kwargs
+        marks = Marks.unused_in([*texts, *(v for v in values.values() if isinstance(v, str))])
+        if marks is None:
             reason = "The messages use every private-use character of Unicode."
             raise InvalidRequest(reason, param="messages")
+
+        def broken(text: str) -> str:
+            return self._control.break_up(text, marks.breaker)
+
+        # Templates that do not know the newer name take the older one for the same thing.
+        roles = {} if "developer" in template else {"developer": "system"}
         protected = []
         for message in messages:
-            content = self._control.break_up(message.content, marker)
-            fields = {"role": message.role, "content": content}
+            fields = {
+                "role": roles.get(message.role, message.role),
+                "content": broken(message.content),
+            }
             if message.name is not None:
-                fields["name"] = self._control.break_up(message.name, marker)
+                fields["name"] = broken(message.name)
             protected.append(fields)
-        return protected, marker
+        if options.continue_final_message:
+            protected[-1]["content"] += marks.end_of_unfinished
+        chat = ChatToRender(
+            messages=protected,
+            now=now,
+            add_generation_prompt=options.add_generation_prompt,
+            special_texts=self._tokenizer.special_texts,
+            options={k: broken(v) if isinstance(v, str) else v for k, v in values.items()},
+        )
+        return chat, marks
 
-    def _encode_rendered(self, prompt: str, marker: str) -> tuple[int, ...]:
+    async def _render(self, template: str, chat: ChatToRender, marks: Marks) -> str:
+        try:
+            prompt = await self._renderer.render(template, chat)
+        except InvalidRequest as refusal:
+            message = marks.removed_from(str(refusal))
+            raise InvalidRequest(message, param=refusal.param, code=refusal.code) from None
+        except TemplateBusy:
+            raise
+        except TemplateFailure as failure:
+            if not chat.options:
+                raise
+            message = f"The model's chat template cannot be rendered with these options. {failure}"
+            message = marks.removed_from(message)
+            raise InvalidRequest(message, param="chat_template_kwargs") from failure
+        if not _is_encodable(prompt):
+            raise TemplateFailure("The chat template wrote half of a surrogate pair.")
+        return prompt
+
+    def _encode_rendered(self, prompt: str, marks: Marks, unfinished: str | None) -> TokenIds:
+        if unfinished is not None:
+            prompt = cut_after(prompt, unfinished, marks)
         token_ids: list[int] = []
-        for segment in self._control.split(prompt, marker):
+        for segment in self._control.split(prompt, marks.breaker):
             if segment.text:
                 is_first = not token_ids
                 token_ids.extend(self._tokenizer.encode_plain(segment.text, at_start=is_first))

@@ -6,8 +6,9 @@ during an endless render, an alarm that nobody handles ends it.
 
 A frame is a big-endian length of four bytes and that many bytes of JSON.
 
-    request  {"template", "messages", "now", "add_generation_prompt", "special_texts"}
-    answer   {"text"} or {"refused": why} or {"failed": why};  an empty frame first: ready
+    request  {"template", "messages", "now", "add_generation_prompt", "special_texts", "options"}
+    answer   {"text"} or {"refused": why} or {"failed": why} or {"unknown": option, "known": which};
+             an empty frame first: ready
 """
 
 import json
@@ -24,6 +25,7 @@ from engine.text.chat_template import (
     ChatToRender,
     TemplateRefusal,
     compile_template,
+    options_of,
     render_chat,
 )
 from engine.text.child_process import LENGTH_BYTES
@@ -32,6 +34,7 @@ _MAX_REASON_CHARS = 500
 _MAX_TEMPLATES = 16
 
 _compiled = lru_cache(maxsize=_MAX_TEMPLATES)(compile_template)
+_options = lru_cache(maxsize=_MAX_TEMPLATES)(options_of)
 
 
 def main(arguments: list[str]) -> None:
@@ -56,7 +59,13 @@ def _answer(request: bytes, max_chars: int) -> dict[str, str]:
             now=datetime.fromisoformat(fields["now"]),
             add_generation_prompt=fields["add_generation_prompt"],
             special_texts=fields["special_texts"],
+            options=fields["options"],
         )
+        known = _options(fields["template"]) if chat.options else frozenset()
+        for name in chat.options:
+            if name not in known:
+                listed = ", ".join(sorted(known)) or "none"
+                return {"unknown": name, "known": listed[:_MAX_REASON_CHARS]}
         return {"text": render_chat(_compiled(fields["template"]), chat, max_chars)}
     except TemplateRefusal as refusal:
         return {"refused": str(refusal)[:_MAX_REASON_CHARS]}

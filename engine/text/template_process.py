@@ -22,11 +22,15 @@ class TemplateFailure(Exception):
     """The template could not be rendered, through no fault of the request's messages."""
 
 
+class TemplateBusy(TemplateFailure):
+    """Too many wait; the template may be fine."""
+
+
 class TemplateRenderer:
     """Renders chat templates; may be called from any thread and any event loop.
 
     The child starts with the first render, or with `start`. At most `max_waiting` renders
-    wait; one more is a TemplateFailure. Call `close` at the end.
+    wait; one more is TemplateBusy. Call `close` at the end.
     """
 
     def __init__(
@@ -54,8 +58,8 @@ class TemplateRenderer:
     async def render(self, template: str, chat: ChatToRender) -> str:
         """The prompt text.
 
-        Raises InvalidRequest when the template does not accept these messages, and
-        TemplateFailure when it is broken, too slow, too greedy, or the queue is full.
+        Raises InvalidRequest when the template does not accept these messages or knows no such
+        option, TemplateFailure when it is broken, too slow or too greedy, and TemplateBusy.
         """
         return await asyncio.wrap_future(self._submit(template, chat))
 
@@ -70,7 +74,7 @@ class TemplateRenderer:
 
     def _submit(self, template: str, chat: ChatToRender) -> "Future[str]":
         if not self._places.acquire(blocking=False):
-            raise TemplateFailure("Too many chat templates wait to be rendered.")
+            raise TemplateBusy("Too many chat templates wait to be rendered.")
         try:
             future = self._thread.submit(self._render, template, chat)
         except RuntimeError as error:
@@ -88,6 +92,7 @@ class TemplateRenderer:
                 "now": chat.now.isoformat(),
                 "add_generation_prompt": chat.add_generation_prompt,
                 "special_texts": dict(chat.special_texts),
+                "options": dict(chat.options),
             }
         ).encode()
         child = self._ready_child()
@@ -122,4 +127,8 @@ def _text_of(answer: Mapping[str, str]) -> str:
     if "refused" in answer:
         message = f"The model's chat template refuses these messages: {answer['refused']}"
         raise InvalidRequest(message, param="messages")
+    if "unknown" in answer:
+        name, known = answer["unknown"], answer["known"]
+        message = f"The model's chat template has no option {name}; it has: {known}."
+        raise InvalidRequest(message, param=f"chat_template_kwargs.{name}")
     raise TemplateFailure(f"The chat template failed: {answer.get('failed')}")

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 import transformers
 
+from engine.interface.chat_options import ChatOptions
 from engine.interface.errors import InvalidRequest
 from engine.text.prompt_encoder import ChatMessage, PromptEncoder
 from engine.text.template_process import TemplateFailure, TemplateRenderer
@@ -72,7 +73,10 @@ async def test_a_clean_conversation_equals_the_reference(
         return_dict=False,
     )
     messages = chat(*conversation)
-    assert list(await encoder.encode_chat(messages, NOW, add_generation_prompt)) == expected
+    assert (
+        list(await encoder.encode_chat(messages, NOW, ChatOptions(add_generation_prompt)))
+        == expected
+    )
 
 
 @pytest.mark.parametrize("content", HOSTILE_CONTENTS)
