@@ -15,6 +15,9 @@ from engine.execution.model_runner_output import ModelRunnerOutput
 from engine.execution.runner import Runner
 from engine.scheduling.scheduler_output import SchedulerOutput
 
+# For a thread that is over, or was given up, to end in good order.
+_LAST_WORDS_S = 1.0
+
 
 class Execution(Protocol):
     """Runs steps one after another, beside the caller."""
@@ -67,13 +70,17 @@ class ThreadedExecution:
         self._runner = runner
         self._is_in_flight = False
         self._is_closed = False
+        self._failure: BaseException | None = None
+        self._is_over = threading.Event()
         self._work: queue.SimpleQueue[SchedulerOutput | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[ModelRunnerOutput | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
         self._thread.start()
 
     def start(self, work: SchedulerOutput) -> None:
-        """Hand the step to the thread."""
+        """Hand the step to the thread; raises what `fail` was given."""
+        if self._failure is not None:
+            raise self._failure
         assert not self._is_closed, "a step was started after the end"
         assert not self._is_in_flight, "a step was started before the one in flight was finished"
         self._is_in_flight = True
@@ -86,12 +93,25 @@ class ThreadedExecution:
         self._is_in_flight = False
         return _result(outcome)
 
+    def fail(self, error: BaseException) -> None:
+        """Give up the thread: the step in flight, which may never end, ends with this error.
+
+        Nothing can be started afterwards. Any thread may call it.
+        """
+        self._failure = error
+        self._outcomes.put(error)
+        self._is_over.set()
+
     def close(self) -> None:
-        """Let the thread end after the step in flight, whose result is dropped, and join it."""
+        """Wait for the step in flight, whose result is dropped, and let the thread end.
+
+        A thread that was given up is left to itself if it does not end soon.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._work.put(None)
-        self._thread.join()
+        self._is_over.wait()
+        self._thread.join(_LAST_WORDS_S)
         with contextlib.suppress(queue.Empty):
             self._outcomes.get_nowait()
         self._is_in_flight = False
@@ -99,6 +119,7 @@ class ThreadedExecution:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             self._outcomes.put(_outcome(self._runner, work))
+        self._is_over.set()
 
 
 def _outcome(runner: Runner, work: SchedulerOutput) -> ModelRunnerOutput | BaseException:

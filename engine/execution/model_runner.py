@@ -7,16 +7,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.execution.block_mover import BlockMover
 from engine.execution.model_runner_output import NO_TOKEN, ModelRunnerOutput
+from engine.execution.rank_model import RankModel
 from engine.execution.row_masks import RowMasks
 from engine.execution.runner import ModelLimits
 from engine.execution.sampler import SampledRows, Sampler
 from engine.execution.token_logprobs import prompt_logprobs
 from engine.grammar.grammar_rows import GrammarRows
 from engine.interface.token_logprobs import StepLogprobs, TokenLogprob
-from engine.layers.attention import CacheShape, attention_batch
-from engine.layers.step_layout import StepLayout, step_layout
+from engine.layers.step_layout import StepLayout
 from engine.models.decoder import Decoder
 from engine.scheduling.scheduler_output import SchedulerOutput
 
@@ -25,12 +24,9 @@ _NO_SCORES = "The model gave no finite scores."
 
 
 class ModelRunner:
-    """A Runner over a decoder and the KV cache tensor it fills.
+    """A Runner over a decoder and the KV cache that it fills.
 
     `grammars` follows the outputs of rows with a grammar; without it there must be none.
-
-    The cache is [layers, 2 x kv_heads, num_blocks x block_size, head_dim]. It holds finite
-    numbers only: attention masks stale places but still multiplies them.
     """
 
     def __init__(
@@ -47,41 +43,22 @@ class ModelRunner:
             max_model_len=description.max_position_embeddings,
             eos_token_ids=description.eos_token_ids,
         )
-        self._model = model
-        self._shape = CacheShape(
-            description.num_kv_heads, num_blocks, block_size, description.head_dim
-        )
-        self._caches = torch.zeros(
-            description.num_layers,
-            2 * description.num_kv_heads,
-            num_blocks * block_size,
-            description.head_dim,
-            dtype=model.dtype,
-        )
-        self._mover = BlockMover(self._caches, block_size, num_host_blocks)
+        self._rank = RankModel(model, num_blocks, block_size, num_host_blocks)
+        self._logits = model.logits
         self._sampler = Sampler(description.eos_token_ids)
         self._masks = RowMasks(grammars, self.limits)
 
     def execute(self, work: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step; see Runner."""
         with torch.inference_mode():
-            moves_s = self._mover.carry_out(work.moves) if work.moves else 0.0
+            moves_s = self._rank.move(work)
             if not work.num_rows:
                 return ModelRunnerOutput(np.empty(0, dtype=np.int64), moves_s=moves_s)
             self._masks.begin(work)
-            layout = step_layout(
-                work.starts, work.counts, work.block_tables, self._shape.block_size
-            )
-            hidden = self._model.hidden_states(
-                torch.from_numpy(work.token_ids),
-                torch.from_numpy(layout.positions),
-                attention_batch(
-                    layout, self._shape, self._model.dtype, self._model.description.windows
-                ),
-                self._caches,
-            )
+            layout, hidden = self._rank.hidden_states(work)
             allowed, errors = self._masks.finish()
-            errors |= self._broken_rows(layout, hidden)
+            broken = self._rank.wipe_broken_rows(layout, hidden)
+            errors |= dict.fromkeys(broken, _NOT_FINITE)
             scores = self._scored(work, layout, hidden, errors)
             is_wanted = work.is_sampled.copy()
             is_wanted[list(errors)] = False
@@ -107,7 +84,7 @@ class ModelRunner:
         index = {row: i for i, row in enumerate(rows)} if work.histories else {}
         last = torch.from_numpy(layout.offsets[wanted + 1] - 1)
         sampled, logprobs = self._sampler.sample(
-            self._model.logits(hidden[last]),
+            self._logits(hidden[last]),
             SampledRows(
                 [work.specs[row] for row in rows],
                 work.slots[wanted],
@@ -132,7 +109,7 @@ class ModelRunner:
                 continue
             start = int(layout.offsets[row])
             entries = prompt_logprobs(
-                self._model.logits,
+                self._logits,
                 hidden[start : start + len(targets)],
                 targets,
                 work.specs[row].sampling.prompt_logprobs or 0,
@@ -142,13 +119,3 @@ class ModelRunner:
             else:
                 scores[row] = entries
         return scores
-
-    def _broken_rows(self, layout: StepLayout, hidden: Tensor) -> dict[int, str]:
-        """Rows with a NaN or infinity in this step, and why; what they wrote is wiped at once."""
-        is_broken = ~hidden.isfinite().all(dim=-1).numpy()
-        if not is_broken.any():
-            return {}
-        rows = np.unique(layout.rows[is_broken])
-        written = layout.slots[np.isin(layout.rows, rows)]
-        self._caches[:, :, torch.from_numpy(written)] = 0
-        return dict.fromkeys(rows.tolist(), _NOT_FINITE)

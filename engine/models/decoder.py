@@ -2,6 +2,9 @@
 
 One pass takes the rows of one step, whatever sequences they belong to, and gives their last
 hidden states. Attention metadata comes in as an argument; there is no state but the weights.
+
+The weights may be one rank's share: the description then counts the heads of that share, and
+both halves of a layer end in a sum over ranks (`engine/layers/shard.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +16,7 @@ from torch.nn import functional
 
 from engine.layers.attention import AttentionBatch
 from engine.layers.linear import Linear
+from engine.layers.shard import WHOLE, Shard
 from engine.models.description import DecoderDescription, LayerDescription
 from kernels.reference.gelu_mul import gelu_mul
 from kernels.reference.rms_norm import rms_norm
@@ -47,23 +51,35 @@ class DecoderLayer:
 RopeTables = tuple[Tensor, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """Everything that was learned, or one rank's share of it.
+
+    Rope tables are [positions, 2, head_dim / 2] in the weights' dtype. Only the first rank has
+    output weights, `lm_head`.
+    """
+
+    embedding: Tensor
+    layers: Sequence[DecoderLayer]
+    final_norm: Tensor
+    lm_head: Linear | None
+    ropes: Sequence[RopeTables]
+
+
 class Decoder:
-    """The model: rope tables are [positions, 2, head_dim / 2] in the weights' dtype."""
+    """The model; `description` counts the heads that are computed here."""
 
     def __init__(
-        self,
-        description: DecoderDescription,
-        embedding: Tensor,
-        layers: list[DecoderLayer],
-        head: tuple[Tensor, Linear],
-        ropes: Sequence[RopeTables],
+        self, description: DecoderDescription, weights: DecoderWeights, shard: Shard = WHOLE
     ) -> None:
         self.description = description
-        self.dtype = embedding.dtype
-        self._embedding = embedding
-        self._layers = layers
-        self._final_norm, self._lm_head = head
-        self._ropes = ropes
+        self.dtype = weights.embedding.dtype
+        self._shard = shard
+        self._embedding = weights.embedding
+        self._layers = weights.layers
+        self._final_norm = weights.final_norm
+        self._lm_head = weights.lm_head
+        self._ropes = weights.ropes
         self._activation = _ACTIVATIONS[description.activation]
         # Rounded as the model's own code rounds it, to the dtype of what it multiplies.
         self._scale = torch.tensor(description.embedding_scale, dtype=self.dtype).item()
@@ -81,14 +97,15 @@ class Decoder:
             rope = None if kind.rope is None else ropes[kind.rope]
             qkv = layer.qkv(rms_norm(hidden, layer.input_norm, eps))
             out = layer.attention_out(self._attention((kind, layer), qkv, rope, batch, cache))
-            hidden = hidden + self._normed(out, layer.attention_out_norm)
+            hidden = hidden + self._normed(self._shard.sum(out), layer.attention_out_norm)
             out = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps))
             out = layer.down(self._activation(out))
-            hidden = hidden + self._normed(out, layer.mlp_out_norm)
+            hidden = hidden + self._normed(self._shard.sum(out), layer.mlp_out_norm)
         return rms_norm(hidden, self._final_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [rows, vocab] of the next token, for the rows that want one."""
+        assert self._lm_head is not None, "only the first rank knows words"
         scores = self._lm_head(hidden)
         cap = self.description.logit_soft_cap
         return scores if cap is None else torch.tanh(scores / cap) * cap

@@ -2,16 +2,22 @@
 
 Every tensor of the checkpoint is accounted for: a missing, unknown or misshapen one is an
 error with its name, because guessing would give a model that speaks nonsense.
+
+A rank of several reads only its share (`engine/layers/shard.py`). The embedding is on all of
+them, for looking up a token costs nothing; the output weights are on the first alone, which
+chooses words without asking the others.
 """
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine.layers.linear import Linear
+from engine.layers.shard import WHOLE, Shard
 from engine.models.config_file import UnsupportedModel
-from engine.models.decoder import Decoder, DecoderLayer, RopeTables
+from engine.models.decoder import Decoder, DecoderLayer, DecoderWeights, RopeTables
 from engine.models.description import DecoderDescription, read_description
 from engine.models.rope_description import RopeDescription
 from engine.models.rope_frequencies import amplitude, frequencies
@@ -21,77 +27,132 @@ from kernels.reference.rope import rope_tables
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_decoder(folder: Path, dtype: str) -> Decoder:
-    """Load the model to compute in the given dtype ("float32" or "bfloat16").
+def load_decoder(folder: Path, dtype: str, shard: Shard = WHOLE) -> Decoder:
+    """Load the model, or a share of it, to compute in the given dtype ("float32" or "bfloat16").
 
     Raises UnsupportedModel, naming what is wrong and what is supported.
     """
     if dtype not in DTYPES:
         raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}.")
     description = read_description(folder)
+    refuse_too_many_ranks(description, shard.size)
     try:
         tensors = SafetensorsFolder(folder)
-        decoder = _Assembly(description, tensors, DTYPES[dtype]).decoder()
+        decoder = _Assembly(description, tensors, DTYPES[dtype], shard).decoder()
         tensors.refuse_leftovers()
     except WeightsNotUsable as error:
         raise UnsupportedModel(str(error)) from error
     return decoder
 
 
+def refuse_too_many_ranks(description: DecoderDescription, num_ranks: int) -> None:
+    """Raise UnsupportedModel if some rank would have nothing to keep."""
+    most = min(description.num_kv_heads, description.intermediate_size)
+    if num_ranks > most:
+        raise UnsupportedModel(
+            f"The model cannot be split over {num_ranks} ranks: it has {description.num_kv_heads} "
+            f"KV heads, and each rank keeps at least one. Use at most {most} ranks."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The inputs or outputs of a projection: how many there are, and which are kept here."""
+
+    size: int
+    kept: slice
+
+
 class _Assembly:
     """Puts the tensors where the description wants them, in the dtype to compute in."""
 
     def __init__(
-        self, shape: DecoderDescription, tensors: SafetensorsFolder, dtype: torch.dtype
+        self,
+        shape: DecoderDescription,
+        tensors: SafetensorsFolder,
+        dtype: torch.dtype,
+        shard: Shard,
     ) -> None:
         self._shape = shape
         self._tensors = tensors
         self._dtype = dtype
+        self._shard = shard
+        self._hidden = _Side(shape.hidden_size, slice(shape.hidden_size))
+        # Query heads follow the KV head that they share.
+        group = shape.num_heads // shape.num_kv_heads
+        self._keys = self._split(shape.num_kv_heads, shape.head_dim)
+        self._queries = self._split(shape.num_kv_heads, shape.head_dim * group)
+        self._inner = self._split(shape.intermediate_size)
 
     def decoder(self) -> Decoder:
-        """The whole model."""
+        """The whole model, or what this rank keeps of it."""
         shape = self._shape
         embedding = self._tensor("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
         layers = [self._layer(f"model.layers.{i}") for i in range(shape.num_layers)]
-        final_norm = self._norm("model.norm", shape.hidden_size)
-        if shape.has_tied_embeddings:
+        weights = DecoderWeights(
+            embedding=embedding,
+            layers=layers,
+            final_norm=self._norm("model.norm", shape.hidden_size),
+            lm_head=self._lm_head(embedding),
+            ropes=[self._rope(rope) for rope in shape.ropes],
+        )
+        return Decoder(self._share(), weights, self._shard)
+
+    def _share(self) -> DecoderDescription:
+        """The model as this rank computes it."""
+        shape = self._shape
+        return replace(
+            shape,
+            num_heads=_length(self._queries.kept) // shape.head_dim,
+            num_kv_heads=_length(self._keys.kept) // shape.head_dim,
+            intermediate_size=_length(self._inner.kept),
+        )
+
+    def _lm_head(self, embedding: Tensor) -> Linear | None:
+        if self._shape.has_tied_embeddings or not self._shard.is_first:
             self._tensors.discard("lm_head.weight")
-            lm_head = Linear(embedding)
-        else:
-            lm_head = self._linear({"lm_head": shape.vocab_size}, shape.hidden_size, has_bias=False)
-        ropes = [self._rope(rope) for rope in shape.ropes]
-        return Decoder(shape, embedding, layers, (final_norm, lm_head), ropes)
+        if not self._shard.is_first:
+            return None
+        if self._shape.has_tied_embeddings:
+            return Linear(embedding)
+        words = _Side(self._shape.vocab_size, slice(self._shape.vocab_size))
+        return self._linear({"lm_head": words}, self._hidden, has_bias=False)
 
     def _layer(self, prefix: str) -> DecoderLayer:
         shape = self._shape
-        hidden, inner = shape.hidden_size, shape.intermediate_size
-        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        hidden = shape.hidden_size
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        qkv = {f"{attention}.{part}_proj": queries if part == "q" else keys for part in "qkv"}
-        gate_up = {f"{mlp}.{part}_proj": inner for part in ("gate", "up")}
+        qkv = {
+            f"{attention}.{part}_proj": self._queries if part == "q" else self._keys
+            for part in "qkv"
+        }
+        gate_up = {f"{mlp}.{part}_proj": self._inner for part in ("gate", "up")}
         # This name is the norm before the MLP, or where outputs are normalised, after attention.
         after = f"{prefix}.post_attention_layernorm"
         has_out_norms, has_qk_norm = shape.has_block_output_norms, shape.has_qk_norm
         before_mlp = f"{prefix}.pre_feedforward_layernorm" if has_out_norms else after
         return DecoderLayer(
             input_norm=self._norm(f"{prefix}.input_layernorm", hidden),
-            qkv=self._linear(qkv, hidden, shape.has_qkv_bias),
+            qkv=self._linear(qkv, self._hidden, shape.has_qkv_bias),
             query_norm=self._norm_if(has_qk_norm, f"{attention}.q_norm", shape.head_dim),
             key_norm=self._norm_if(has_qk_norm, f"{attention}.k_norm", shape.head_dim),
             attention_out=self._linear(
-                {f"{attention}.o_proj": hidden}, queries, shape.has_attention_out_bias
+                {f"{attention}.o_proj": self._hidden}, self._queries, shape.has_attention_out_bias
             ),
             attention_out_norm=self._norm_if(has_out_norms, after, hidden),
             mlp_norm=self._norm(before_mlp, hidden),
-            gate_up=self._linear(gate_up, hidden, shape.has_mlp_bias),
-            down=self._linear({f"{mlp}.down_proj": hidden}, inner, shape.has_mlp_bias),
+            gate_up=self._linear(gate_up, self._hidden, shape.has_mlp_bias),
+            down=self._linear({f"{mlp}.down_proj": self._hidden}, self._inner, shape.has_mlp_bias),
             mlp_out_norm=self._norm_if(
                 has_out_norms, f"{prefix}.post_feedforward_layernorm", hidden
             ),
         )
 
-    def _tensor(self, name: str, *shape: int) -> Tensor:
-        return self._tensors.take(name, *shape).to(self._dtype)
+    def _split(self, count: int, unit: int = 1) -> _Side:
+        return _Side(count * unit, self._shard.span(count, unit))
+
+    def _tensor(self, name: str, *shape: int, part: tuple[slice, ...] = ()) -> Tensor:
+        return self._tensors.take(name, *shape, part=part).to(self._dtype)
 
     def _norm(self, name: str, size: int) -> Tensor:
         if not self._shape.has_norm_offset:
@@ -102,11 +163,23 @@ class _Assembly:
     def _norm_if(self, has_norm: bool, name: str, size: int) -> Tensor | None:
         return self._norm(name, size) if has_norm else None
 
-    def _linear(self, parts: dict[str, int], in_features: int, has_bias: bool) -> Linear:
+    def _linear(self, parts: dict[str, _Side], inputs: _Side, has_bias: bool) -> Linear:
         """One projection out of several that read the same input, one below the other."""
-        weights = [self._tensor(f"{name}.weight", out, in_features) for name, out in parts.items()]
-        biases = [self._tensor(f"{name}.bias", out) for name, out in parts.items() if has_bias]
-        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+        weights = [
+            self._tensor(
+                f"{name}.weight", outputs.size, inputs.size, part=(outputs.kept, inputs.kept)
+            )
+            for name, outputs in parts.items()
+        ]
+        biases = [
+            self._tensor(f"{name}.bias", outputs.size, part=(outputs.kept,))
+            for name, outputs in parts.items()
+            if has_bias
+        ]
+        # What gives parts of a sum adds its bias once.
+        is_part = _length(inputs.kept) < inputs.size
+        keeps_bias = bool(biases) and (self._shard.is_first or not is_part)
+        return Linear(torch.cat(weights), torch.cat(biases) if keeps_bias else None)
 
     def _rope(self, rope: RopeDescription) -> RopeTables:
         shape = self._shape
@@ -114,3 +187,7 @@ class _Assembly:
             frequencies(rope, shape.head_dim), shape.max_position_embeddings, amplitude(rope)
         )
         return cos.to(self._dtype), sin.to(self._dtype)
+
+
+def _length(kept: slice) -> int:
+    return int(kept.stop) - int(kept.start or 0)

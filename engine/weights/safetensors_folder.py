@@ -23,12 +23,20 @@ class WeightsNotUsable(ValueError):
     """The folder's weights are incomplete, ambiguous or unreadable; the text names the file."""
 
 
+class _OpenTensor(Protocol):
+    """A tensor whose numbers are read when it is indexed, and no others."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def __getitem__(self, part: tuple[slice, ...]) -> Tensor: ...
+
+
 class _OpenFile(Protocol):
     """What is used of safetensors' reader."""
 
     def keys(self) -> Iterable[str]: ...
 
-    def get_tensor(self, name: str) -> Tensor: ...
+    def get_slice(self, name: str) -> "_OpenTensor": ...
 
 
 class SafetensorsFolder:
@@ -45,16 +53,20 @@ class SafetensorsFolder:
         for name, expected in shards.items():
             self._enter(name, set(self._files[name].keys()), expected)
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor, which must have this shape and be bfloat16, float16 or float32."""
+    def take(self, name: str, *shape: int, part: tuple[slice, ...] = ()) -> Tensor:
+        """The tensor, which must have this shape and be bfloat16, float16 or float32.
+
+        `part` is what to read of it, by dimension; by default all.
+        """
         place = self._places.pop(name, None)
         if place is None:
             raise WeightsNotUsable(f"{self._folder}: the checkpoint has no tensor {name}.")
-        tensor = self._files[place].get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        stored = self._files[place].get_slice(name)
+        if tuple(stored.get_shape()) != shape:
             raise WeightsNotUsable(
-                f"Tensor {name} in {place} is {list(tensor.shape)}; config.json says {list(shape)}."
+                f"Tensor {name} in {place} is {stored.get_shape()}; config.json says {list(shape)}."
             )
+        tensor = stored[part or tuple(slice(size) for size in shape)]
         if tensor.dtype not in _FLOATS:
             raise WeightsNotUsable(
                 f"Tensor {name} in {place} is {tensor.dtype}; supported: bfloat16, float16, "

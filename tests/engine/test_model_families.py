@@ -12,10 +12,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine.layers.attention import CacheShape, attention_batch
+from engine.layers.shard import Shard
 from engine.layers.step_layout import step_layout
 from engine.models.config_file import UnsupportedModel
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
+from tests.engine.meeting_threads import on_ranks
 from tests.engine.oracle import engine_words_alone, engine_words_together, oracle_words
 from tests.engine.tiny_models import MAX_POSITIONS, TINY_MODELS, VOCAB, write_tiny_model
 
@@ -48,6 +50,15 @@ def logits_in_steps(
     decoder: Decoder, prompts: list[list[int]], next_count: Callable[[], int]
 ) -> list[Tensor]:
     """Each prompt's logits at every position; in each step, next_count() tokens of each."""
+    states = states_in_steps(decoder, prompts, next_count)
+    with torch.inference_mode():
+        return [decoder.logits(state) for state in states]
+
+
+def states_in_steps(
+    decoder: Decoder, prompts: list[list[int]], next_count: Callable[[], int]
+) -> list[Tensor]:
+    """Each prompt's last hidden states, so computed."""
     description = decoder.description
     shape = CacheShape(description.num_kv_heads, NUM_BLOCKS, BLOCK_SIZE, description.head_dim)
     # Leftovers of others, which nobody may see.
@@ -86,7 +97,7 @@ def logits_in_steps(
                 attention_batch(layout, shape, decoder.dtype, description.windows),
                 caches,
             )
-            parts = torch.split(decoder.logits(hidden), counts.tolist())
+        parts = torch.split(hidden, counts.tolist())
         for row, part in zip(rows.tolist(), parts, strict=True):
             found[row].append(part)
         done[rows] += counts
@@ -113,6 +124,31 @@ def test_chunks_of_any_size_have_the_logits_of_transformers(case: Case) -> None:
 def test_decoding_token_by_token_has_the_logits_of_transformers(case: Case) -> None:
     prompts, expected = case.prompts[1:], case.expected[1:]
     assert_equal(logits_in_steps(case.decoder, prompts, lambda: 1), expected)
+
+
+def assert_ranks_have_the_logits(case: Case, num_ranks: int) -> None:
+    def states(shard: Shard) -> tuple[Decoder, list[Tensor]]:
+        chooser = random.Random(9)
+        decoder = load_decoder(case.folder, "float32", shard)
+        return decoder, states_in_steps(decoder, case.prompts, lambda: chooser.choice([1, 7, 40]))
+
+    (first, found), *others = on_ranks(num_ranks, states)
+    with torch.inference_mode():
+        assert_equal([first.logits(state) for state in found], case.expected)
+    for _, equal in others:
+        assert all(map(torch.equal, found, equal)), "ranks disagree"
+
+
+def test_two_ranks_have_the_logits_of_transformers_and_equal_states(case: Case) -> None:
+    assert_ranks_have_the_logits(case, 2)
+
+
+def test_as_many_ranks_as_kv_heads_have_the_logits_of_transformers(case: Case) -> None:
+    num_kv_heads = case.decoder.description.num_kv_heads
+    if num_kv_heads > 2:
+        assert_ranks_have_the_logits(case, num_kv_heads)
+    with pytest.raises(UnsupportedModel, match=f"Use at most {num_kv_heads} ranks"):
+        load_decoder(case.folder, "float32", Shard(0, num_kv_heads + 1))
 
 
 @pytest.mark.parametrize("name", ["mistral", "smollm 3 with windows", "gemma 3"])
