@@ -103,7 +103,7 @@ async def _encode_whole(gateway: Gateway, text: VersionText, fields: Fields) -> 
     if isinstance(fields, CompletionRequest):
         return await gateway.prompts.encode_completion(text, fields.prompts)
     messages = [ChatMessage(m.role, m.text, m.name) for m in fields.messages]
-    return await gateway.prompts.encode_chat(text, messages)
+    return await gateway.prompts.encode_chat(text, messages, fields.chat_options)
 
 
 def _answer_for(

@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from control.errors import GenerationFailed
+from control.errors import GenerationFailed, Overloaded
 from control.registry.manifest import ManifestError, verify_text_files
 from control.registry.model_version import ModelVersion, Registry
+from engine.interface.chat_options import ChatOptions
 from engine.text.prompt_encoder import ChatMessage, PromptEncoder
-from engine.text.template_process import TemplateFailure, TemplateRenderer
+from engine.text.template_process import TemplateBusy, TemplateFailure, TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import TokenizerNotSupported
 
 MAX_VERSIONS = 16
 LONG_TEXT_BYTES = 64 * 1024
 MAX_LONG_AT_ONCE = 2
+BUSY_RETRY_MS = 1000
 
 TokenIds = Sequence[int]
 
@@ -68,18 +70,23 @@ class Prompts:
             ) from error
 
     async def encode_chat(
-        self, text: VersionText, messages: Sequence[ChatMessage]
+        self, text: VersionText, messages: Sequence[ChatMessage], options: ChatOptions
     ) -> list[TokenIds]:
-        """The one prompt of a conversation. Raises InvalidRequest or GenerationFailed."""
+        """The one prompt of a conversation.
+
+        Raises InvalidRequest, GenerationFailed, or Overloaded when too many templates wait.
+        """
         num_bytes = sum(len(message.content.encode()) for message in messages)
         now = datetime.now(UTC)
         try:
             if num_bytes <= LONG_TEXT_BYTES:
-                return [await text.encoder.encode_chat(messages, now)]
+                return [await text.encoder.encode_chat(messages, now, options)]
             async with self._long:
                 # A loop of its own: between the awaits a long text means long work.
-                work = text.encoder.encode_chat(messages, now)
+                work = text.encoder.encode_chat(messages, now, options)
                 return [await asyncio.to_thread(asyncio.run, work)]
+        except TemplateBusy as error:
+            raise Overloaded(str(error), retry_after_ms=BUSY_RETRY_MS) from error
         except TemplateFailure as error:
             raise GenerationFailed("The model's chat template could not be rendered.") from error
 

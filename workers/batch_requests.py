@@ -23,12 +23,12 @@ from engine.grammar.grammar_compiler import GrammarBusy
 from engine.interface.errors import InvalidRequest
 from engine.interface.generation_request import GenerationRequest
 from engine.text.prompt_encoder import ChatMessage, PromptEncoder
-from engine.text.template_process import TemplateFailure, TemplateRenderer
+from engine.text.template_process import TemplateBusy, TemplateFailure, TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import TokenizerNotSupported
 
 CHAT_ENDPOINT = "/v1/chat/completions"
-GRAMMAR_RETRY_MS = 2000
+RETRY_MS = 2000
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,8 @@ class LineRequests:
             await self._check_grammar(fields, version)
             encoder = PromptEncoder(tokenizer, self._renderer, version.max_model_len)
             prompts = await _encode(encoder, fields, now)
+        except TemplateBusy as error:
+            raise Overloaded(str(error), retry_after_ms=RETRY_MS) from error
         except (ManifestError, TokenizerNotSupported, TemplateFailure) as error:
             log.error("%s cannot be used: %s", version.pinned_name, error)
             raise GenerationFailed(f"The text of {version.pinned_name} cannot be made.") from error
@@ -78,7 +80,7 @@ class LineRequests:
         try:
             await self._grammars.check(folder, constraint.grammar, constraint.param)
         except GrammarBusy as error:
-            raise Overloaded(str(error), retry_after_ms=GRAMMAR_RETRY_MS) from error
+            raise Overloaded(str(error), retry_after_ms=RETRY_MS) from error
 
     async def _tokenizer(self, version: ModelVersion) -> Tokenizer:
         known = self._tokenizers.get(version.weights_digest)
@@ -100,7 +102,7 @@ async def _encode(
 ) -> list[Sequence[int]]:
     if isinstance(fields, ChatRequest):
         messages = [ChatMessage(m.role, m.text, m.name) for m in fields.messages]
-        return [await encoder.encode_chat(messages, now)]
+        return [await encoder.encode_chat(messages, now, fields.chat_options)]
     return [
         await encoder.encode_completion(prompt) if isinstance(prompt, str) else prompt
         for prompt in fields.prompts

@@ -13,6 +13,8 @@ from control.protocol.strict_model import (
     only,
     unsupported,
 )
+from control.protocol.template_fields import TemplateOptions
+from engine.interface.chat_options import ChatOptions
 
 _UNSERVED_ROLES = ("tool", "function")
 
@@ -83,6 +85,9 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: int | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
     store: Annotated[Any, only(False)] = None
 
@@ -100,11 +105,8 @@ class ChatRequest(GenerationFields):
     verbosity: Unserved = None
     web_search_options: Unserved = None
     prompt_cache_retention: Unserved = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
     add_special_tokens: Annotated[Any, only(False)] = None
     chat_template: Unserved = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
     documents: Unserved = None
 
     @model_validator(mode="after")
@@ -113,6 +115,26 @@ class ChatRequest(GenerationFields):
         if len(limits) > 1:
             raise invalid("Differs from max_completion_tokens; send one of them.", "max_tokens")
         return self
+
+    @model_validator(mode="after")
+    def _check_ending_of_prompt(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid(
+                "Not allowed with add_generation_prompt: the last message goes on, or another "
+                "one begins.",
+                "continue_final_message",
+            )
+        return self
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        """How the prompt is written down."""
+        continues = bool(self.continue_final_message)
+        return ChatOptions(
+            add_generation_prompt=self.add_generation_prompt is not False and not continues,
+            continue_final_message=continues,
+            template_kwargs=self.chat_template_kwargs or {},
+        )
 
     @property
     def max_output(self) -> tuple[str, int | None]:
