@@ -59,11 +59,18 @@ class BlockPool:
 
     def release(self, block: int) -> bool:
         """Take one holder away; True when it was the last, and the block is idle now."""
-        assert self._num_holders[block] > _IDLE, f"block {block} is released without a holder"
-        self._num_holders[block] -= 1
-        is_idle = self._num_holders[block] == _IDLE
-        self._num_held -= is_idle
-        return is_idle
+        return bool(self.release_all((block,)))
+
+    def release_all(self, blocks: Iterable[int]) -> list[int]:
+        """Take one holder of each away; returns those that are idle now."""
+        num_holders, idle = self._num_holders, []
+        for block in blocks:
+            assert num_holders[block] > _IDLE, f"block {block} is released without a holder"
+            num_holders[block] -= 1
+            if num_holders[block] == _IDLE:
+                idle.append(block)
+        self._num_held -= len(idle)
+        return idle
 
     def blank(self, block: int) -> None:
         """Give up what an idle block holds."""

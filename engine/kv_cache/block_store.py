@@ -60,7 +60,10 @@ class BlockStore:
             node = self._idle.next_to_go()
             if node is None:
                 break
-            self._evict(node)
+            if self._is_worth_moving(node) and self._make_room_on_host(node):
+                self._offload(node)
+            else:
+                self.forget(node)
         return self._pool.take(count)
 
     def take_one(self) -> int | None:
@@ -131,9 +134,9 @@ class BlockStore:
         first, so that a continuation gives way before what it continues.
         """
         idle = []
-        for block, node in zip(reversed(blocks), reversed(nodes), strict=True):
-            if not self._pool.release(block):
-                continue
+        named = dict(zip(reversed(blocks), reversed(nodes), strict=True))
+        for block in self._pool.release_all(named):
+            node = named[block]
             if node is None:
                 self._pool.blank(block)
             else:
@@ -225,11 +228,8 @@ class BlockStore:
         if not node.is_preempted:
             self.swap_cost.observe_idle_hit()
 
-    def _evict(self, node: CachedBlock) -> None:
-        """Blank an idle block; what it holds goes to the host, or is forgotten."""
-        if not (self._is_worth_moving(node) and self._make_room_on_host(node)):
-            self.forget(node)
-            return
+    def _offload(self, node: CachedBlock) -> None:
+        """Blank an idle block whose KV goes to the host, where there is room."""
         self._idle.remove(node)
         block = _block_of(node)
         node.block = None

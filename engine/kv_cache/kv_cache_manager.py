@@ -135,9 +135,7 @@ class KVCacheManager:
         With `offers_tail` the tokens behind the last full block may be copied by others.
         """
         size = self.block_size
-        while (len(table.cached) + 1) * size <= num_tokens:
-            if not self._publish_block(table):
-                return
+        self._publish(table, num_tokens // size)
         if offers_tail and num_tokens % size and len(table.cached) == num_tokens // size:
             self._offer_tail(table, num_tokens)
 
@@ -269,24 +267,25 @@ class KVCacheManager:
         similar = self.store.tree.find_similar(parent, wanted)
         return similar, similar.num_common_tokens(wanted) if similar else 0
 
-    def _publish_block(self, table: BlockTable) -> bool:
-        """Make the table's next full block known; False when its name is taken by another."""
-        index = len(table.cached)
-        key, token_ids = table.prefix.key(index), table.prefix.tokens(index)
-        if table.tail is not None:
-            self.store.tree.remove(table.tail)
+    def _publish(self, table: BlockTable, num_full: int) -> None:
+        """Make the table's first full blocks known, up to one whose name another has taken."""
+        tree, prefix, cached = self.store.tree, table.prefix, table.cached
+        if table.tail is not None and len(cached) < num_full:
+            tree.remove(table.tail)
             table.tail = None
         parent = self._last(table)
-        node = self.store.tree.find(parent, key, token_ids)
-        if node is None:
-            node = self.store.tree.insert(parent, key, token_ids, table.blocks[index])
+        for index in range(len(cached), num_full):
+            key, token_ids = prefix.key(index), prefix.tokens(index)
+            node = tree.find(parent, key, token_ids)
             if node is None:
-                return False
-        else:
-            # Two have computed the same block: one of them is enough.
-            table.replace(index, self.store.merge(table.blocks[index], node))
-        table.cached.append(node)
-        return True
+                node = tree.insert(parent, key, token_ids, table.blocks[index])
+                if node is None:
+                    return
+            else:
+                # Two have computed the same block: one of them is enough.
+                table.replace(index, self.store.merge(table.blocks[index], node))
+            cached.append(node)
+            parent = node
 
     def _offer_tail(self, table: BlockTable, num_tokens: int) -> None:
         """Make the computed tokens behind the last full block known, in place of fewer."""

@@ -5,7 +5,10 @@ first come first served within a class; whoever loses its place returns to where
 stands who joins and who goes, never what is computed.
 """
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.interface.sequence_update import SequenceEnd
 from engine.kv_cache.kv_cache_manager import KVCacheManager
@@ -17,6 +20,16 @@ from engine.scheduling.scheduler_limits import SchedulerLimits
 from engine.scheduling.scheduler_output import SequenceSpec
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.waiting_queue import WaitingQueue
+
+
+class Yielding(NamedTuple):
+    """What batch-class sequences would leave to an interactive one that they can be stopped for.
+
+    `num_blocks` is how much lower the projection would be without them, at least.
+    """
+
+    num_sequences: int
+    num_blocks: int
 
 
 class Roster:
@@ -46,6 +59,26 @@ class Roster:
     def num_projected_blocks(self) -> int:
         """The most blocks that the running sequences are expected to hold at once."""
         return self._growth().peak
+
+    @property
+    def yielding(self) -> Yielding:
+        """How much of what runs gives way to interactive sequences."""
+        running = self.running
+        is_victim = self._can_be_stopped()
+        if not is_victim.any():
+            return Yielding(0, 0)
+        others = np.flatnonzero(running.is_used & ~is_victim)
+        num_held = int(running.capacity[is_victim].sum()) // self._kv_cache.block_size
+        # Of what all share, the others share what is left if the victims share all that they hold.
+        num_shared = max(0, self._kv_cache.num_shared_blocks - num_held)
+        num_blocks = self.num_projected_blocks - running.growth(others, num_shared).peak
+        return Yielding(int(is_victim.sum()), max(0, num_blocks))
+
+    @property
+    def num_interactive(self) -> int:
+        """Of the running sequences, those that somebody reads."""
+        running = self.running
+        return int(running.is_interactive[running.is_used].sum())
 
     @property
     def num_waiting(self) -> int:
@@ -181,10 +214,15 @@ class Roster:
     def _may_join(self, sequence: Sequence) -> bool:
         return self.running.num_free > 0 and self.admission.may_join(sequence, self._growth())
 
+    def _can_be_stopped(self) -> NDArray[np.bool_]:
+        """By slot, whether its sequence makes way for an interactive one."""
+        running = self.running
+        return running.is_used & ~running.is_interactive & ~running.is_guaranteed
+
     def _make_way_for(self, sequence: Sequence) -> bool:
         """Stop batch-class sequences for an interactive one, if that is enough to let it join."""
         running = self.running
-        is_victim = running.is_used & ~running.is_interactive & ~running.is_guaranteed
+        is_victim = self._can_be_stopped()
         victims = np.flatnonzero(is_victim)
         if not len(victims):
             return False

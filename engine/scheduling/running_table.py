@@ -27,7 +27,7 @@ class RunningTable:
 
     `num_told` tokens are known, `num_known` will be when the steps in flight end; `num_scheduled`
     of those have KV then, `num_computed` have it already. `scheduled_at` is nan until a step with
-    it has ended. `capacity` is how many the sequence's blocks can take, `max_tokens` how many it can
+    it has ended. `capacity` is how many the blocks can take, `max_tokens` how many it can
     ever have; the last of these never needs KV. `needs_history` is true where sampling does.
     `last_served` is the number of the last step that gave the sequence a decode, -1 before the
     first. `rank` orders by importance, smallest first. `epoch` rises whenever a slot changes
