@@ -206,6 +206,8 @@ class Engine:
         """A consistent picture; call it from the thread that steps."""
         kv_cache, roster = self._kv_cache, self._roster
         num_unpromised = kv_cache.num_blocks - roster.num_projected_blocks
+        yielding = roster.yielding
+        num_yielding_blocks = max(0, num_unpromised + yielding.num_blocks) - max(0, num_unpromised)
         return EngineStats(
             kv_blocks_free=kv_cache.num_free_blocks,
             kv_blocks_total=kv_cache.num_blocks,
@@ -213,6 +215,9 @@ class Engine:
             projected_free_tokens=max(0, num_unpromised) * kv_cache.block_size,
             running=roster.num_running,
             waiting=roster.num_waiting,
+            running_interactive=roster.num_interactive,
+            running_yielding=yielding.num_sequences,
+            yielding_tokens=num_yielding_blocks * kv_cache.block_size,
             max_num_seqs=self._settings.max_num_seqs,
             steps_total=self._num_steps,
             preemptions_total=roster.num_preemptions,

@@ -11,7 +11,9 @@ class EngineStats:
 
     The totals count from the engine's start: places lost by sequences, for whatever reason,
     prompt tokens taken from the prefix cache, blocks moved to the host and back, and results or
-    cancels for sequences that had ended before.
+    cancels for sequences that had ended before. Of the running sequences `running_interactive`
+    are read by somebody; `running_yielding` are of batch class and would make way for more of
+    those, which would raise `projected_free_tokens` by `yielding_tokens` at least.
     """
 
     kv_blocks_free: int
@@ -20,6 +22,9 @@ class EngineStats:
     projected_free_tokens: int
     running: int
     waiting: int
+    running_interactive: int
+    running_yielding: int
+    yielding_tokens: int
     max_num_seqs: int
     steps_total: int
     preemptions_total: int

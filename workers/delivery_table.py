@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.interface.generation_request import GenerationRequest
+from engine.interface.generation_request import GenerationRequest, PriorityClass
 from workers.delivery import Delivery
 
 # Scopes whose requests came last. Each takes some 70 bytes of every snapshot.
@@ -94,10 +94,17 @@ class DeliveryTable:
         with self._lock:
             return tuple(self._scopes)
 
-    def load(self, num_running: int) -> TableLoad:
-        """What is here while the engine runs `num_running` sequences: the oldest, as a rule."""
+    def load(self, num_running: int, priority_class: PriorityClass | None = None) -> TableLoad:
+        """What is here while the engine runs `num_running` sequences: the oldest, as a rule.
+
+        With a class, only what is of that class counts, on both sides.
+        """
         with self._lock:
-            requests = [delivery.request for delivery in self._deliveries.values()]
+            requests = [
+                delivery.request
+                for delivery in self._deliveries.values()
+                if priority_class in (None, delivery.request.priority_class)
+            ]
             last_order = self._last_order
         num_sequences = sum(request.num_choices for request in requests)
         num_unjoined = num_sequences - num_running
@@ -112,7 +119,7 @@ class DeliveryTable:
 
 
 def kv_tokens_free(num_slots: int, load: TableLoad, projected_free_tokens: int) -> int:
-    """KV tokens that a replica may promise to others: all of them only if it is idle.
+    """KV tokens that a replica may promise to others: all of them only if nothing is counted.
 
     `projected_free_tokens` is what the engine expects the running sequences to leave.
     """

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from control.database.connection import connect as connect_database
 from control.metering.ending import end_request
 from control.registry.store import load_registry
-from control.routing.placement import Load, Placement, expected_kv_tokens, is_hopeless, place
+from control.routing.placement import Load, Placement, is_hopeless, load_of, place
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.snapshot_store import read_snapshots
 from control.routing.waiting_requests import WaitingRequests
@@ -185,10 +185,7 @@ class Dispatcher:
             counted = _order(snapshot.last_order)
             orders = [o for o in self._orders.get(replica_id, []) if o[0] > counted]
             self._orders[replica_id] = orders
-            loads[replica_id] = Load(
-                sum(expected_kv_tokens(entry, snapshot) for _, entry in orders),
-                sum(entry.num_sequences for _, entry in orders),
-            )
+            loads[replica_id] = load_of([entry for _, entry in orders], snapshot)
         return loads
 
 

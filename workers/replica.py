@@ -112,6 +112,13 @@ class Replica:
         """What this replica is now."""
         stats = self._loop.stats()
         load = self._table.load(stats.running)
+        free = kv_tokens_free(self._num_slots, load, stats.projected_free_tokens)
+        # The same if all made way for interactive requests that does.
+        num_fixed = stats.running - stats.running_interactive - stats.running_yielding
+        fixed = self._table.load(stats.running_interactive, PriorityClass.INTERACTIVE)
+        fixed = replace(fixed, num_sequences=fixed.num_sequences + num_fixed)
+        projected_free = stats.projected_free_tokens + stats.yielding_tokens
+        free_if_yielded = kv_tokens_free(self._num_slots, fixed, projected_free)
         is_stalled = self._stall_watch.is_stalled
         return ReplicaSnapshot(
             replica_id=self._identity.replica_id,
@@ -120,7 +127,7 @@ class Replica:
             weights_digest=self._identity.weights_digest,
             is_accepting=self._is_accepting and not is_stalled,
             kv_tokens_total=self._num_slots,
-            kv_tokens_free=kv_tokens_free(self._num_slots, load, stats.projected_free_tokens),
+            kv_tokens_free=free,
             kv_blocks_total=stats.kv_blocks_total,
             kv_blocks_free=stats.kv_blocks_free,
             num_sequences_max=self._settings.max_num_seqs,
@@ -140,6 +147,8 @@ class Replica:
             expected_outputs={
                 scope: self._loop.expected_output(scope) for scope in self._table.recent_scopes()
             },
+            kv_tokens_yielding=max(0, free_if_yielded - free),
+            num_sequences_yielding=max(0, load.num_sequences - fixed.num_sequences),
         )
 
     def _beat(self) -> None:

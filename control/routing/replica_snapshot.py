@@ -20,6 +20,9 @@ class ReplicaSnapshot:
     `expected_outputs` says, by cache scope, how many tokens the engine expects of an output
     without a limit, for the scopes that have asked last; `expected_output` says it for all others.
     None: nothing is expected, so every output counts as long as it may become.
+
+    `num_sequences_yielding` sequences are of batch class and make way for interactive ones, which
+    leaves `kv_tokens_yielding` tokens more to those.
     """
 
     replica_id: str
@@ -46,8 +49,16 @@ class ReplicaSnapshot:
     prefill_tokens: int = 0
     expected_output: int | None = None
     expected_outputs: Mapping[str, int] = field(default_factory=dict)
+    kv_tokens_yielding: int = 0
+    num_sequences_yielding: int = 0
 
     @property
     def num_sequences_free(self) -> int:
         """How many more sequences may join."""
         return max(0, self.num_sequences_max - self.num_running - self.num_waiting)
+
+    @property
+    def num_interactive_free(self) -> int:
+        """How many more interactive sequences may join if batch class makes way."""
+        num_fixed = self.num_running + self.num_waiting - self.num_sequences_yielding
+        return max(0, self.num_sequences_max - num_fixed)

@@ -252,6 +252,39 @@ def test_batch_ones_give_way_when_that_is_enough() -> None:
     assert all(len(transcript.token_ids[f"batch-{i}", 0]) == 20 for i in range(2))
 
 
+def test_what_would_make_way_for_readers_is_told() -> None:
+    engine, _ = build(num_blocks=32, max_num_batched_tokens=64, chunk_size=64)
+    engine.add(order("reader", own_prompt(0, 13), endless(3)))
+    engine.step()
+    before = engine.stats()
+    assert (before.running_interactive, before.running_yielding, before.yielding_tokens) == (
+        1,
+        0,
+        0,
+    )
+    for i in range(2):
+        engine.add(order(f"batch-{i}", own_prompt(1 + i, 9), endless(23), priority_class=BATCH))
+    engine.step()
+    full = engine.stats()
+    assert (full.running, full.running_interactive, full.running_yielding) == (3, 1, 2)
+    assert full.projected_free_tokens + full.yielding_tokens == before.projected_free_tokens
+    run_to_end(engine)
+    assert engine.stats().running_yielding == 0
+
+
+def test_who_cannot_be_stopped_is_not_said_to_make_way() -> None:
+    engine, _ = build(max_num_seqs=1)
+    engine.add(order("batch", (1, 2), endless(40), priority_class=BATCH))
+    engine.step()
+    for number in range(3):
+        assert engine.stats().running_yielding == 1
+        engine.add(order(f"reader-{number}", own_prompt(number, 5), endless(3)))
+        for _ in range(6):
+            engine.step()
+    stats = engine.stats()
+    assert (stats.running, stats.running_yielding, stats.yielding_tokens) == (1, 0, 0)
+
+
 # --- losing one's place
 
 

@@ -28,20 +28,34 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def delivery(
-    request_id: str, tokenizer: Tokenizer, *, n: int = 1, scope: str = "scope"
+    request_id: str,
+    tokenizer: Tokenizer,
+    *,
+    n: int = 1,
+    scope: str = "scope",
+    priority_class: PriorityClass = PriorityClass.INTERACTIVE,
 ) -> Delivery:
     """An attempt of a request with 20 prompt tokens and at most 80 more for each choice."""
     request = GenerationRequest(
         request_id=request_id,
         prompts=((1,) * 20,),
         sampling=SamplingParams(max_tokens=80, n=n),
-        priority_class=PriorityClass.INTERACTIVE,
+        priority_class=priority_class,
         cache_scope=scope,
         arrival=0.0,
         deadline_at=float("inf"),
     )
     assignment = Assignment(request_id, 1, "digest", request)
     return Delivery(assignment, tokenizer, [], queue_s=0.0, received_at=time.monotonic())
+
+
+def test_a_class_is_counted_alone_when_asked_for(tokenizer: Tokenizer) -> None:
+    table = DeliveryTable(BLOCK_SIZE, half_of_the_most)
+    table.add(delivery("a", tokenizer))
+    table.add(delivery("b", tokenizer, n=3, priority_class=PriorityClass.BATCH))
+    interactive = table.load(0, PriorityClass.INTERACTIVE)
+    assert interactive == TableLoad(50 + BLOCK_SIZE, 1, "0-0")
+    assert table.load(0).num_sequences == 4
 
 
 def test_what_does_not_run_yet_counts_as_the_engine_expects_it_and_a_block_for_each_sequence(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.routing.placement import Load, expected_kv_tokens, is_hopeless, place
+from control.routing.placement import Load, expected_kv_tokens, is_hopeless, load_of, place
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.waiting_requests import WaitingRequests
 from control.streams.messages import QueueEntry
@@ -42,6 +42,47 @@ def test_a_request_larger_than_the_pool_goes_to_an_idle_replica_only() -> None:
     idle = replace(REPLICA, kv_tokens_free=1000, num_running=0)
     assert place(large, [idle], {}) is not None
     assert place(large, [idle], {"a": Load(1, 1)}) is None
+
+
+# Full of batch-class work, but for one sequence that somebody reads.
+BUSY = replace(REPLICA, kv_tokens_free=20, num_running=8, kv_tokens_yielding=700)
+BUSY = replace(BUSY, num_sequences_yielding=7)
+BATCH_ENTRY = replace(ENTRY, priority_class=PriorityClass.BATCH)
+
+
+def test_batch_work_makes_way_for_an_interactive_request_and_for_no_other() -> None:
+    placement = place(ENTRY, [BUSY], {})
+    assert placement is not None
+    assert placement.kv_tokens_left == 20 + 700 - 100
+    assert place(BATCH_ENTRY, [BUSY], {}) is None
+
+
+def test_no_batch_work_is_stopped_while_there_is_room_elsewhere() -> None:
+    roomy = replace(REPLICA, replica_id="b", kv_tokens_free=120)
+    placement = place(ENTRY, [BUSY, roomy], {})
+    assert placement is not None
+    assert (placement.replica_id, placement.kv_tokens_left) == ("b", 20)
+
+
+def test_batch_work_that_cannot_be_stopped_gives_no_place() -> None:
+    assert place(ENTRY, [replace(BUSY, kv_tokens_yielding=70)], {}) is None
+    assert place(ENTRY, [replace(BUSY, num_sequences_yielding=0)], {}) is None
+
+
+def test_only_interactive_orders_since_the_snapshot_take_what_batch_work_leaves() -> None:
+    batch = [replace(BATCH_ENTRY, request_id=str(i)) for i in range(20)]
+    assert place(ENTRY, [BUSY], {"a": load_of(batch, BUSY)}) is not None
+    readers = [replace(ENTRY, request_id=str(i)) for i in range(7)]
+    assert place(ENTRY, [BUSY], {"a": load_of(readers[:6], BUSY)}) is not None
+    assert place(ENTRY, [BUSY], {"a": load_of(readers, BUSY)}) is None
+
+
+def test_a_large_request_goes_to_a_replica_that_only_batch_work_keeps_from_being_idle() -> None:
+    large = replace(ENTRY, max_kv_tokens=5000, num_sequences=32)
+    assert place(large, [BUSY], {}) is None
+    only_batch = replace(BUSY, kv_tokens_yielding=980, num_sequences_yielding=8)
+    assert place(large, [only_batch], {}) is not None
+    assert place(large, [only_batch], {"a": load_of([ENTRY], only_batch)}) is None
 
 
 # A prompt of 40 tokens for two choices that may say 400 each.
