@@ -6,7 +6,6 @@ cut, and says so.
 """
 
 import json
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -29,9 +28,9 @@ from engine.text.tokenizer import Tokenizer
 _PROMPT = "Here is an example of a record in our database, as JSON:\n"
 
 
-def main(folder: Path, num_schemas: int = 500, max_tokens: int = 400, seed: int = 0) -> int:
-    """Print what became of the outputs; 1 if any that finished is not valid by its schema."""
-    random = Random(seed)
+def main(folder: Path, num_schemas: int, max_tokens: int) -> None:
+    """Print what became of the outputs; SystemExit 1 if any that finished is not valid."""
+    random = Random(0)
     schemas = [random_schema(random) for _ in range(num_schemas)]
     accepted = _compile(folder, schemas)
     ends, outputs, seconds = _generate(folder, accepted, max_tokens)
@@ -39,14 +38,15 @@ def main(folder: Path, num_schemas: int = 500, max_tokens: int = 400, seed: int 
     counts: Counter[str] = Counter()
     for schema, end, token_ids in zip(accepted, ends, outputs, strict=True):
         fault = _fault(tokenizer, schema, token_ids) if end is SequenceEnd.STOP else None
-        counts[end] += 1
+        counts[str(end)] += 1
         if fault is not None:
             counts["not valid"] += 1
             print(f"NOT VALID: {fault}\n  {json.dumps(schema, ensure_ascii=False)}")
     num_tokens = sum(map(len, outputs))
     print(f"{len(accepted)} outputs of {num_tokens} tokens in {seconds:.0f} s: {dict(counts)}")
     print(f"finished and not valid: {counts['not valid']}  (bar: 0)")
-    return 1 if counts["not valid"] or counts[SequenceEnd.ERROR] else 0
+    if counts["not valid"] or counts[SequenceEnd.ERROR]:
+        raise SystemExit(1)
 
 
 def _compile(folder: Path, schemas: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -110,7 +110,3 @@ def _fault(tokenizer: Tokenizer, schema: dict[str, object], token_ids: list[int]
     except (ValueError, jsonschema.ValidationError) as error:
         return f"{text}\n  {error}"
     return None
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from cli.data_dir import DEFAULT_DATA_DIR
+from cli.errors import CommandFailed
 
 bench = typer.Typer(help="Measurements.", no_args_is_help=True)
 
@@ -78,6 +79,25 @@ def interference(model: ModelFolder = None, num_threads: NumThreads = 0) -> None
 
     _set_num_threads(num_threads)
     main(_folder(model))
+
+
+@bench.command()
+def structured_output(
+    model: ModelFolder = None,
+    schemas: Annotated[int, typer.Option(min=1, help="Random JSON schemas.")] = 500,
+    tokens: Annotated[int, typer.Option(min=1, help="At most, of each output.")] = 400,
+    num_threads: NumThreads = 0,
+) -> None:
+    """That every output that ends is valid by its JSON schema. Takes minutes."""
+    try:
+        from benchmarks.structured_output import main
+    except ModuleNotFoundError as error:
+        raise CommandFailed(
+            f"{error.name} is not installed: pip install -r requirements/dev.txt"
+        ) from error
+
+    _set_num_threads(num_threads)
+    main(_folder(model), schemas, tokens)
 
 
 def _folder(model: Path | None) -> Path:
