@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
 from engine.engine import Engine
@@ -44,7 +45,20 @@ def ranked_engine(
     followers: list[FollowerProcess] = []
     grammars = GrammarCompiler(folder)
     try:
-        decoder = _load(folder, settings, dtype, num_ranks, followers)
+        # Private to this user.
+        with tempfile.TemporaryDirectory(prefix="headrace-ranks-") as private:
+            first = Join(
+                rank=0,
+                size=num_ranks,
+                meeting_place=str(Path(private) / "meeting"),
+                folder=str(folder.absolute()),
+                dtype=dtype,
+                num_blocks=settings.num_blocks,
+                block_size=settings.block_size,
+                num_host_blocks=settings.num_host_blocks,
+                num_threads=torch.get_num_threads(),
+            )
+            decoder = _load(first, followers)
         runner = ModelRunner(
             decoder,
             settings.num_blocks,
@@ -52,8 +66,6 @@ def ranked_engine(
             settings.num_host_blocks,
             grammars.new_rows(),
         )
-        for follower in followers:
-            follower.wait_until_ready()
     except BaseException:
         for follower in followers:
             follower.kill()
@@ -63,31 +75,14 @@ def ranked_engine(
     return Engine(runner, settings, execution=execution, grammars=grammars, clock=clock)
 
 
-def _load(
-    folder: Path,
-    settings: EngineSettings,
-    dtype: str,
-    num_ranks: int,
-    followers: list[FollowerProcess],
-) -> Decoder:
+def _load(first: Join, followers: list[FollowerProcess]) -> Decoder:
     """Start the followers, meet them, and load the first share while they load theirs."""
-    # Private to this user, and needed only until all have met.
-    with tempfile.TemporaryDirectory(prefix="headrace-ranks-") as private:
-        meeting_place = Path(private) / "meeting"
-        for rank in range(1, num_ranks):
-            join = Join(
-                rank=rank,
-                size=num_ranks,
-                meeting_place=str(meeting_place),
-                folder=str(folder.absolute()),
-                dtype=dtype,
-                num_blocks=settings.num_blocks,
-                block_size=settings.block_size,
-                num_host_blocks=settings.num_host_blocks,
-                num_threads=torch.get_num_threads(),
-            )
-            followers.append(FollowerProcess(join))
-        for follower in followers:
-            follower.wait_until_here()
-        group = GlooGroup(meeting_place, 0, num_ranks)
-    return load_decoder(folder, dtype, Shard(0, num_ranks, group))
+    for rank in range(1, first.size):
+        followers.append(FollowerProcess(msgspec.structs.replace(first, rank=rank)))
+    for follower in followers:
+        follower.wait_until_here()
+    group = GlooGroup(Path(first.meeting_place), first.rank, first.size)
+    decoder = load_decoder(Path(first.folder), first.dtype, Shard(first.rank, first.size, group))
+    for follower in followers:
+        follower.wait_until_ready()
+    return decoder

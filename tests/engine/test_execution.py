@@ -141,3 +141,18 @@ def test_an_empty_result_is_a_result() -> None:
     execution.start(step())
     assert np.array_equal(execution.finish().token_ids, [])
     assert len(runner.threads) == 1
+
+
+def test_a_thread_that_was_given_up_ends_its_step_with_the_reason_and_starts_no_other() -> None:
+    runner = GatedRunner()
+    execution = ThreadedExecution(runner)
+    execution.start(one_token(1))
+    execution.fail(RuntimeError("it hangs"))
+    with pytest.raises(RuntimeError, match="it hangs"):
+        execution.finish()
+    with pytest.raises(RuntimeError, match="it hangs"):
+        execution.start(one_token(2))
+    runner.gate.set()
+    execution.close()
+    (thread,) = runner.threads
+    assert not thread.is_alive()
