@@ -137,6 +137,11 @@ class ChatRequest(GenerationFields):
         )
 
     @property
+    def continues_prompt(self) -> bool:
+        """Whether the answer's text goes on where the prompt's ended."""
+        return bool(self.continue_final_message)
+
+    @property
     def max_output(self) -> tuple[str, int | None]:
         """Name and value of the field that limits the output."""
         if self.max_completion_tokens is None and self.max_tokens is not None:
