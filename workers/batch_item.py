@@ -38,6 +38,8 @@ from workers.batch_requests import CHAT_ENDPOINT, LineRequests
 
 MAX_RERUNS = 5
 LOOK_AGAIN_S = 1.0
+# Accepting is a statement and a call of Redis: milliseconds, unless a store is away.
+ACCEPT_LIMIT_S = 2.0
 FIRST_WAIT_S = 0.25
 MAX_WAIT_S = 8.0
 
@@ -107,9 +109,12 @@ class ItemCarrier:
         await self._means.follower.cancel(self._version.model, item.request_id)
 
     async def finish_accepting(self) -> None:
-        """Wait until no request is half accepted; the items that asked may be gone."""
+        """Wait until no request is half accepted; the items that asked may be gone.
+
+        One that takes too long is found half accepted by whoever claims its line next.
+        """
         if self._accepting:
-            await asyncio.wait(self._accepting)
+            await asyncio.wait(self._accepting, timeout=ACCEPT_LIMIT_S)
 
     async def _look(self, item: Item) -> "ItemResult | _LookAgain":
         """Find out where the item's request is, and follow it to its end if it has one yet."""

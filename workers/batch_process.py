@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 
 from redis.exceptions import RedisError
@@ -30,6 +30,7 @@ from workers.batch_item import Means
 from workers.batch_job import BatchJob, Slice
 from workers.batch_requests import LineRequests
 from workers.batch_settings import BatchWorkerSettings
+from workers.ending_tasks import end_tasks
 
 # A slice, its last waits and its releases together stay under a minute.
 SLICE_S = 45.0
@@ -38,8 +39,8 @@ SLICE_S = 45.0
 # spot node to come, so that nothing is computed twice.
 FOLLOWER_LEASE_S = 600
 
-# A cancellation that had no effect for so long was lost, and is repeated.
-CANCEL_AGAIN_S = 1.0
+# Connections that are not closed by then are left to the kernel.
+CLOSE_LIMIT_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +95,13 @@ class BatchProcess:
                     log.info("%s is carried by others", batch_id)
                     return False
                 log.info("%s is carried here", batch_id)
-                keeping = asyncio.create_task(_keep(turn, stop))
+                keeping = asyncio.create_task(_keep(turn, stop), name="turn")
                 try:
                     store = LocalFileStore(settings.file_folder)
                     job = BatchJob(means, store, batch_id, settings.headrace_batch_window)
                     return await job.run(Slice(time.monotonic() + SLICE_S, stop))
                 finally:
-                    await _end(keeping)
+                    await end_tasks([keeping])
 
     @asynccontextmanager
     async def _means(self) -> AsyncIterator[Means]:
@@ -119,19 +120,12 @@ class BatchProcess:
             try:
                 yield Means(database, follower, admission, self._requests, clock)
             finally:
-                await _end(following)
+                await end_tasks([following])
         finally:
-            await client.aclose()
-            await database.dispose()
-
-
-async def _end(task: "asyncio.Task[None]") -> None:
-    """Cancel a task until it is over: a library on its way may swallow a cancellation."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("%s ended with %s", task.get_name(), type(error).__name__)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_LIMIT_S):
+                    await client.aclose()
+                    await database.dispose()
 
 
 async def _keep(turn: Turn, stop: asyncio.Event) -> None:

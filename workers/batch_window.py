@@ -1,7 +1,6 @@
 """The lines of a batch that one worker carries at once: claimed, kept, ended, given back."""
 
 import asyncio
-import contextlib
 import time
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -11,6 +10,7 @@ from control.batches.endings import BATCH_CANCELLED, BATCH_EXPIRED, Unexecuted
 from control.batches.items import Item, claim_items, end_item, release_items, renew_leases
 from control.batches.lifecycle import OpenBatch, expire_unstarted, num_unended, read_open
 from workers.batch_item import ItemCarrier, ItemTask, carry_safely
+from workers.ending_tasks import end_tasks
 
 LOOK_S = 1.0
 RENEW_S = 5.0
@@ -87,7 +87,8 @@ class ItemWindow:
         async with self._database.begin() as connection:
             items = await claim_items(connection, self._batch.batch_id, fresh_ids)
         for item in items:
-            task = asyncio.create_task(carry_safely(self._carrier, item))
+            carrying = carry_safely(self._carrier, item)
+            task = asyncio.create_task(carrying, name=f"request {item.request_id}")
             self._running[item.line] = item, task
 
     async def _has_ended(self) -> bool:
@@ -116,11 +117,7 @@ class ItemWindow:
                 await release_items(connection, items)
 
     async def _drop(self, items: list[Item]) -> None:
-        for item in items:
-            _, task = self._running.pop(item.line)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_tasks([self._running.pop(item.line)[1] for item in items])
 
 
 def _reason_to_stop(batch: OpenBatch | None) -> Unexecuted | None:

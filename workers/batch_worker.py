@@ -30,7 +30,7 @@ def main() -> None:
     with refusing_to_start("batch worker"):
         settings = read_settings(BatchWorkerSettings)
         check_redis(settings.redis_url)
-    drain = DrainPipe()
+    drain = DrainPipe(settings.headrace_batch_drain_s)
     process = BatchProcess(settings, drain)
     app = build_app(settings, process)
 

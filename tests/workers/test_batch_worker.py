@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,15 +91,6 @@ class Tier:
                 {"model": self.service.model},
             )
             return [tuple(row) for row in rows]
-
-
-@pytest.fixture
-def service(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Service]:
-    """A dispatcher and one replica."""
-    service = Service(database_url, redis_url, tmp_path)
-    service.start_dispatcher()
-    yield service
-    service.close()
 
 
 @pytest.fixture

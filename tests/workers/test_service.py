@@ -1,23 +1,10 @@
 """Requests through the real dispatcher, replica, Redis and PostgreSQL."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from engine.interface.generation_delta import FinishReason
 from engine.interface.generation_request import PriorityClass
 from tests.workers.service import Service, until
-
-
-@pytest.fixture
-def service(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Service]:
-    """A service with a dispatcher and no replica yet."""
-    service = Service(database_url, redis_url, tmp_path)
-    service.start_dispatcher()
-    yield service
-    service.close()
 
 
 async def test_a_request_is_answered_settled_and_ended_once(service: Service) -> None:
