@@ -48,6 +48,10 @@ def serve(
         str | None, typer.Option(help="A model folder. Without it: the demo model.")
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Copies of the model.")] = 1,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Processes that each copy's layers are split over."),
+    ] = None,
 ) -> None:
     """Run the whole service on this machine, until Ctrl-C or SIGTERM.
 
@@ -61,7 +65,7 @@ def serve(
     from cli.serve import ServeOptions, serve
 
     address = ListeningAddress.claim(host, port)
-    options = ServeOptions(address, data_dir.absolute(), model, replicas)
+    options = ServeOptions(address, data_dir.absolute(), model, replicas, tensor_parallel)
     progress = Progress(Console(), time.monotonic)
     try:
         asyncio.run(serve(options, ServeSettings.from_environment(), progress))
@@ -98,8 +102,8 @@ def replica() -> None:
     """Run one copy of a model.
 
     Needs DATABASE_URL, REDIS_URL and HEADRACE_MODEL (a model in force, or name@version);
-    HEADRACE_KV_TOKENS, HEADRACE_HOST_KV_TOKENS, HEADRACE_INTER_TOKEN_TARGET_MS, HEADRACE_DTYPE
-    and HEADRACE_NUM_THREADS may be set.
+    HEADRACE_KV_TOKENS, HEADRACE_HOST_KV_TOKENS, HEADRACE_INTER_TOKEN_TARGET_MS, HEADRACE_DTYPE,
+    HEADRACE_TENSOR_PARALLEL and HEADRACE_NUM_THREADS may be set.
     """
     from workers.replica import main
 

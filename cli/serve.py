@@ -43,12 +43,17 @@ from control.starting import check_redis
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What a person asks of `headrace serve`. `model` is a folder, or None for the demo model."""
+    """What a person asks of `headrace serve`.
+
+    `model` is a folder, or None for the demo model. `tensor_parallel` is over how many processes
+    each replica splits it, or None to leave that to the environment.
+    """
 
     address: ListeningAddress
     data_dir: Path
     model: str | None
     num_replicas: int
+    tensor_parallel: int | None = None
 
 
 async def serve(options: ServeOptions, settings: ServeSettings, progress: Progress) -> None:
@@ -95,6 +100,8 @@ async def _start(
         "HEADRACE_PORT": str(options.address.port),
         "HEADRACE_MODEL": model.pinned_name,
     }
+    if options.tensor_parallel is not None:
+        about["HEADRACE_TENSOR_PARALLEL"] = str(options.tensor_parallel)
     service = service_environment(servers, about)
     write_env_file(options.data_dir / SERVERS_FILE, service)
     environment = child_environment(service)

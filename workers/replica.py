@@ -7,14 +7,11 @@ The heartbeat runs on the main thread. A replica whose threads do not all live e
 requests are then placed elsewhere and go on from their logs.
 """
 
-import json
 import logging
 import secrets
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import redis
 import torch
@@ -22,7 +19,6 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine as Database
 
 from control.database.connection import connect as connect_database
-from control.registry.manifest import verify_manifest
 from control.registry.model_version import ModelVersion
 from control.registry.store import load_registry
 from control.routing.replica_snapshot import ReplicaSnapshot
@@ -34,25 +30,16 @@ from control.streams.functions import invoke, requeue
 from control.streams.keys import ModelKeys
 from engine import garbage
 from engine.engine import Engine
-from engine.engine_settings import EngineSettings
-from engine.execution.execution import ThreadedExecution
-from engine.execution.runner import ModelLimits
-from engine.execution.scripted_runner import ScriptedRunner
-from engine.from_folder import engine_from_folder
-from engine.grammar.grammar_compiler import GrammarBusy
-from engine.interface.errors import InvalidRequest
-from engine.interface.generation_request import GenerationRequest, PriorityClass
-from engine.interface.grammar import Grammar
-from engine.interface.sampling_params import SamplingParams
+from engine.interface.generation_request import PriorityClass
 from engine.loop import EngineLoop
 from engine.text.tokenizer import Tokenizer
 from workers.delivery_table import DeliveryTable, kv_tokens_free
 from workers.inbox import Inbox
 from workers.process import start_logging, stop_event
 from workers.publisher import Publisher
+from workers.replica_engine import load_engine, warm_up
 from workers.replica_identity import ReplicaIdentity
 from workers.retrying import retry_until_done
-from workers.scripted_model import is_scripted
 from workers.settings import ReplicaSettings
 from workers.settler import Settler
 from workers.stall_watch import StallWatch
@@ -207,88 +194,6 @@ def main() -> None:
     Replica(client, database, identity, (engine, tokenizer), clock).run(
         stop, settings.headrace_drain_s
     )
-
-
-def load_engine(
-    version: ModelVersion, settings: ReplicaSettings, clock: SharedClock
-) -> tuple[Engine, Tokenizer]:
-    """The engine for a registered version, from weights that are exactly the registered ones.
-
-    Raises ManifestError for damaged weights and SystemExit for weights or a pool that do not fit
-    what is registered.
-    """
-    folder = Path(version.weights_folder)
-    weights_digest = verify_manifest(folder)
-    if weights_digest != version.weights_digest:
-        raise SystemExit(
-            f"{version.pinned_name} is registered with weights {version.weights_digest}, "
-            f"but {folder} holds {weights_digest}."
-        )
-    block_size = settings.headrace_block_size
-    engine_settings = EngineSettings(
-        block_size=block_size,
-        num_blocks=settings.headrace_kv_tokens // block_size,
-        max_num_batched_tokens=settings.headrace_max_num_batched_tokens,
-        chunk_size=settings.headrace_chunk_size,
-        max_num_seqs=settings.headrace_max_num_seqs,
-        num_host_blocks=settings.headrace_host_kv_tokens // block_size,
-        inter_token_target_s=settings.headrace_inter_token_target_ms / 1000,
-    )
-    num_slots = engine_settings.num_blocks * block_size
-    if num_slots < version.max_model_len:
-        raise SystemExit(
-            f"HEADRACE_KV_TOKENS gives {num_slots} tokens of KV, but {version.pinned_name} is "
-            f"registered with a context of {version.max_model_len}: one request could never "
-            "finish. Give it more, or register a shorter context."
-        )
-    tokenizer = Tokenizer.from_folder(folder)
-    if not is_scripted(folder):
-        engine = engine_from_folder(
-            folder,
-            engine_settings,
-            dtype=settings.headrace_dtype,
-            execution=ThreadedExecution,
-            clock=clock.now,
-        )
-        return engine, tokenizer
-    if not settings.headrace_test_build:
-        raise SystemExit("The scripted model runs only with HEADRACE_TEST_BUILD=1.")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    limits = ModelLimits(
-        config["vocab_size"], version.max_model_len, frozenset({config["eos_token_id"]})
-    )
-    runner = ScriptedRunner(
-        limits,
-        engine_settings.num_blocks,
-        block_size,
-        engine_settings.num_host_blocks,
-        delay_ms=settings.headrace_scripted_delay_ms,
-    )
-    execution = ThreadedExecution(runner)
-    return Engine(runner, engine_settings, execution=execution, clock=clock.now), tokenizer
-
-
-def warm_up(engine: Engine) -> None:
-    """Run one short request, so that the first caller does not pay for the first step.
-
-    Nor does the first grammar keep the inbox waiting for the processes that follow grammars. A
-    model that follows none is served without.
-    """
-    request = GenerationRequest(
-        request_id="0" * 26,
-        prompts=((0, 1, 2),),
-        sampling=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
-        priority_class=PriorityClass.INTERACTIVE,
-        cache_scope="warm-up",
-        arrival=0.0,
-        deadline_at=float("inf"),
-    )
-    engine.add(request)
-    while engine.has_work:
-        engine.step()
-    sampling = replace(request.sampling, grammar=Grammar.any_json_object())
-    with suppress(InvalidRequest, GrammarBusy):
-        engine.prepare(replace(request, sampling=sampling))
 
 
 def _version_to_serve(database: Database, name: str) -> ModelVersion:

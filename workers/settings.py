@@ -40,8 +40,10 @@ class ReplicaSettings(StoreSettings):
     headrace_chunk_size: int = Field(default=128, ge=1)
     headrace_inter_token_target_ms: float = Field(default=40.0, gt=0)
     """Steps are made smaller while they take longer than this."""
+    headrace_tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Processes that the model's layers are split over."""
     headrace_num_threads: int = Field(default=0, ge=0)
-    """Threads that compute; 0 leaves the choice to torch."""
+    """Threads that compute in each of them; 0 leaves the choice to torch, or divides it."""
     headrace_drain_s: float = Field(default=5.0, ge=0)
     headrace_scripted_delay_ms: float = Field(default=0.0, ge=0)
     """How long a step of the scripted model takes (test builds)."""

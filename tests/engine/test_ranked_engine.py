@@ -145,17 +145,6 @@ def test_a_follower_that_is_killed_in_a_step_is_reported_at_once_and_ends_the_en
         assert len(losses.all) == 1
 
 
-def test_a_follower_that_is_killed_while_nothing_runs_is_reported_at_once(folder: Path) -> None:
-    losses = Losses()
-    with two_ranks(folder, losses) as engine:
-        (follower,) = followers_of(os.getpid())
-        os.kill(follower, signal.SIGKILL)
-        assert losses.came.wait(AT_ONCE_S)
-        engine.add(order("a", (5, 6, 7), greedy(8)))
-        with pytest.raises(RankLost, match="SIGKILL"):
-            run_to_end(engine)
-
-
 def test_a_follower_that_stands_still_in_a_step_is_lost_and_killed(folder: Path) -> None:
     losses = Losses()
     with two_ranks(folder, losses) as engine:

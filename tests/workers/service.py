@@ -34,7 +34,8 @@ from engine.interface.generation_delta import GenerationDelta
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
 from workers.dispatcher import Dispatcher
-from workers.replica import Replica, load_engine
+from workers.replica import Replica
+from workers.replica_engine import load_engine
 from workers.replica_identity import ReplicaIdentity
 from workers.scripted_model import MAX_MODEL_LEN, make_scripted_model
 from workers.settings import ReplicaSettings
