@@ -130,5 +130,5 @@ def _text_of(answer: Mapping[str, str]) -> str:
     if "unknown" in answer:
         name, known = answer["unknown"], answer["known"]
         message = f"The model's chat template has no option {name}; it has: {known}."
-        raise InvalidRequest(message, param=f"chat_template_kwargs.{name}")
+        raise InvalidRequest(message, param="chat_template_kwargs", code="unsupported_parameter")
     raise TemplateFailure(f"The chat template failed: {answer.get('failed')}")

@@ -64,7 +64,7 @@ BOTH: list[Case] = [
     ({"repetition_penalty": 1.1}, "unsupported_parameter", "repetition_penalty"),
     ({"logit_bias": {"1": 5}}, "unsupported_parameter", "logit_bias"),
     ({"logprobs": 10**6}, "unsupported_parameter", "logprobs"),
-    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+    ({"response_format": {"type": "grammar"}}, "invalid_value", "response_format.type"),
     ({"echo": True}, "unsupported_parameter", "echo"),
     ({"truncate_prompt_tokens": 5}, "unsupported_parameter", "truncate_prompt_tokens"),
     ({"metadata": {"a": 1}}, "invalid_value", "metadata.a"),
