@@ -11,6 +11,7 @@ LOCKS := requirements/run.txt requirements/dev.txt requirements/torch.txt requir
 OLDEST_SDK := $(VENV)/openai-oldest
 DATA_DIR ?= .headrace
 MINUTES ?= 30
+CASES ?= 2000
 ARGS ?=
 
 # The first Python on the path that is new enough.
@@ -54,6 +55,10 @@ unit: $(INSTALLED) ## The tests alone (ARGS="tests/cli -k supervisor" ...)
 .PHONY: test-long
 test-long: $(INSTALLED) ## Any schedule, for minutes or hours (MINUTES=30 ...); stops at a failure
 	$(BIN)/python -m tests.engine.any_schedule_long --minutes $(MINUTES)
+
+.PHONY: fuzz
+fuzz: $(INSTALLED) ## Ask a service of its own everything that /openapi.json allows (CASES=2000 ...)
+	$(BIN)/python -m tests.api.openapi_fuzz --cases $(CASES) $(ARGS)
 
 .PHONY: format
 format: $(INSTALLED) ## Rewrite the code in the house format

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import batches, completions, files, health, models
+from api import batches, completions, files, health, models, openapi
 from api.envelope import Envelope
 from api.errors import install_error_handlers
 from api.gateway import Gateway
@@ -14,7 +14,8 @@ from api.gateway import Gateway
 def create_app(gateway: Gateway) -> FastAPI:
     """The app that serves the gateway; its lifespan is the gateway's.
 
-    There is no schema and no documentation page: strangers see health and nothing else.
+    There is no documentation page, and the schema asks for a key like everything else: strangers
+    see health and nothing more.
     """
 
     @asynccontextmanager
@@ -28,6 +29,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     app.add_middleware(Envelope, mint_id=gateway.mint_request_id)
     install_error_handlers(app)
-    for module in (health, models, completions, files, batches):
+    for module in (health, models, completions, files, batches, openapi):
         app.include_router(module.router)
     return app

@@ -13,6 +13,11 @@ from api.authentication import Caller
 from api.gateway import gateway_of
 
 
+async def find_any_caller(request: Request) -> Caller:
+    """A dependency that gives the caller, whatever the key allows."""
+    return await gateway_of(request).authenticator.authenticate(request.scope)
+
+
 def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
     """A dependency that gives the caller, or refuses one whose key lacks the scope."""
 
@@ -26,3 +31,4 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
 
 InferenceCaller = Annotated[Caller, Depends(caller_with("inference"))]
 BatchCaller = Annotated[Caller, Depends(caller_with("batch"))]
+AnyCaller = Annotated[Caller, Depends(find_any_caller)]

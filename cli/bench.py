@@ -100,6 +100,20 @@ def structured_output(
     main(_folder(model), schemas, tokens)
 
 
+@bench.command()
+def lm_eval(
+    harness: Annotated[
+        Path,
+        typer.Option(exists=True, dir_okay=False, help="The lm_eval command of its own venv."),
+    ],
+    model: ModelFolder = None,
+) -> None:
+    """That lm-evaluation-harness gives the served model the marks that transformers earns."""
+    from benchmarks.lm_eval_parity import main
+
+    main(harness.absolute(), _folder(model).absolute())
+
+
 def _folder(model: Path | None) -> Path:
     from workers.demo_model import fetch_demo_model
 
