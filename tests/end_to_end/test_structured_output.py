@@ -74,7 +74,7 @@ def client(service: Service, database_url: str, redis_url: str) -> Iterator[open
 
 
 def test_the_sdk_parses_answers_streamed_and_not(client: openai.OpenAI, service: Service) -> None:
-    for seed in range(4):
+    for seed in range(2):
         wish: Any = {
             "model": service.model,
             "messages": MESSAGES,
@@ -100,12 +100,12 @@ def test_what_the_limit_cuts_is_not_taken_for_an_answer(
 def test_whatever_stops_is_valid_by_its_schema(client: openai.OpenAI, service: Service) -> None:
     random = Random(7)
     num_valid = 0
-    for seed in range(16):
+    for seed in range(8):
         schema = random_schema(random)
         answer = client.chat.completions.create(
             model=service.model,
             messages=MESSAGES,
-            max_tokens=150,
+            max_tokens=120,
             seed=seed,
             response_format={
                 "type": "json_schema",
@@ -117,7 +117,7 @@ def test_whatever_stops_is_valid_by_its_schema(client: openai.OpenAI, service: S
             num_valid += 1
         else:
             assert answer.finish_reason == "length"
-    assert num_valid >= 5
+    assert num_valid >= 2
 
 
 def test_raw_prompts_and_choices(client: openai.OpenAI, service: Service) -> None:
