@@ -329,6 +329,9 @@ class Engine:
         del choices[choice]
         if not choices:
             del self._living[request_id]
+        if not self._living:
+            # No step may come after this one to say so.
+            self._watchdog.waiting(self._monotonic(), 0)
         self._deadlines.sweep(self._roster.num_running + self._roster.num_waiting)
 
     def _is_living(self, sequence: Sequence) -> bool:

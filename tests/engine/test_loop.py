@@ -15,7 +15,7 @@ from engine.loop import EngineLoop, UpdateQueue
 from engine.scheduling.scheduler_output import SchedulerOutput
 from engine.step_watchdog import StallKind
 from tests.engine.hash_runner import HashRunner, words_alone
-from tests.engine.orders import Transcript, greedy, order
+from tests.engine.orders import Transcript, greedy, order, run_to_end
 
 PATIENCE_S = 20.0
 ENDLESS = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
@@ -275,3 +275,17 @@ def test_the_update_queue_holds_no_more_than_it_may() -> None:
     assert [updates.get(0), updates.get(0)] == lists[:2]
     with pytest.raises(queue.Empty):
         updates.get(0)
+
+
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_an_engine_that_has_ended_its_last_sequence_is_never_stalled(is_overlapped: bool) -> None:
+    clock = Clock()
+    engine = Engine(HashRunner(64, 4), EngineSettings(block_size=4, num_blocks=64), monotonic=clock)
+    engine.add(order("a", (1, 2), greedy(3)))
+    run_to_end(engine, is_overlapped=is_overlapped)
+    clock.now += 1000.0
+    assert engine.verdict() is None
+    engine.add(order("b", (1, 2), greedy(3)))
+    engine.cancel("b")
+    clock.now += 1000.0
+    assert engine.verdict() is None
