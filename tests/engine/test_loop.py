@@ -226,6 +226,8 @@ def test_stats_are_readable_while_a_step_runs() -> None:
         assert runner.is_inside.acquire(timeout=PATIENCE_S)
         runner.gate.release()
         assert runner.is_inside.acquire(timeout=PATIENCE_S)
+        # The first step's words come after its picture.
+        assert loop.updates.get(PATIENCE_S)
         stats = loop.stats()
     assert (stats.steps_total, stats.running, stats.kv_blocks_free) == (1, 1, 63)
 
