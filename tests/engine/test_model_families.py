@@ -187,8 +187,11 @@ def test_a_model_whose_shard_is_missing_never_loads(tmp_path: Path) -> None:
         load_decoder(tmp_path, "float32")
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("name", ["llama 3", "qwen 3 with windows", "gemma 2"])
-def test_bfloat16_stays_as_near_to_float32_as_in_transformers(name: str, tmp_path: Path) -> None:
+def test_bfloat16_stays_as_near_to_float32_as_in_transformers(
+    name: str, num_ranks: int, tmp_path: Path
+) -> None:
     model = write_tiny_model(name, tmp_path)
     rounded = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
@@ -196,5 +199,12 @@ def test_bfloat16_stays_as_near_to_float32_as_in_transformers(name: str, tmp_pat
     prompt = list(range(3, 80))
     with torch.inference_mode():
         exact, theirs = (m(torch.tensor([prompt])).logits[0].float() for m in (model, rounded))
-    (ours,) = logits_in_steps(load_decoder(tmp_path, "bfloat16"), [prompt], lambda: 9)
+
+    def states(shard: Shard) -> tuple[Decoder, list[Tensor]]:
+        decoder = load_decoder(tmp_path, "bfloat16", shard)
+        return decoder, states_in_steps(decoder, [prompt], lambda: 9)
+
+    first, (state,) = on_ranks(num_ranks, states)[0]
+    with torch.inference_mode():
+        ours = first.logits(state)
     assert (ours - exact).square().mean() <= 1.5 * (theirs - exact).square().mean()
