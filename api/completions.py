@@ -22,6 +22,7 @@ from api.whole_answer import WholeAnswer
 from control.errors import Overloaded
 from control.identity.request_id import created_at_of
 from control.protocol.accepted_request import Order, build_request, check_early, reserve
+from control.protocol.answer_contents import AnswerContents, contents_of
 from control.protocol.chat_request import ChatRequest
 from control.protocol.completion_request import CompletionRequest
 from control.protocol.json_body import parse_object
@@ -31,6 +32,7 @@ from control.registry.model_version import ModelVersion
 from engine.interface.errors import InvalidRequest
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.text.prompt_encoder import ChatMessage
+from engine.text.token_reader import TokenReader
 
 DEFAULT_DEADLINE_MS = 600_000
 MAX_DEADLINE_MS = 3_600_000
@@ -84,7 +86,8 @@ async def _answer(http_request: Request, caller: Caller, fields: Fields) -> Resp
     prompts = await _encode(gateway, text, fields)
     request = build_request(fields, prompts, version, text.vocab_size, order)
     reservation = reserve(fields, request, version, order)
-    answer = _answer_for(gateway, fields, request, version)
+    contents = contents_of(fields, request, TokenReader(text.tokenizer, request.text))
+    answer = _answer_for(gateway, fields, request, version, contents)
     return GenerationResponse(gateway, request, reservation, answer)
 
 
@@ -107,20 +110,26 @@ async def _encode_whole(gateway: Gateway, text: VersionText, fields: Fields) -> 
 
 
 def _answer_for(
-    gateway: Gateway, fields: Fields, request: GenerationRequest, version: ModelVersion
+    gateway: Gateway,
+    fields: Fields,
+    request: GenerationRequest,
+    version: ModelVersion,
+    contents: AnswerContents,
 ) -> StreamAnswer | WholeAnswer:
     created = int(created_at_of(request.request_id).timestamp())
     shape = CHAT if isinstance(fields, ChatRequest) else COMPLETION
     head = ReplyHead(shape, request.request_id, created, version)
     if not fields.stream:
-        return WholeAnswer(head, request.num_choices)
+        return WholeAnswer(head, request.num_choices, contents)
     encoder = ChunkEncoder(
         head,
         includes_usage=fields.includes_usage,
         has_continuous_usage=fields.has_continuous_usage,
+        opening_members=contents.opening_members,
     )
     return StreamAnswer(
         encoder=encoder,
+        contents=contents,
         includes_usage=fields.includes_usage,
         num_choices=request.num_choices,
         prompt_tokens=request.num_prompt_tokens,

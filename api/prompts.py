@@ -30,10 +30,11 @@ TokenIds = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class VersionText:
-    """How one version reads: its encoder and the number of ids it knows."""
+    """How one version reads: its encoder, the number of ids it knows, and its tokenizer."""
 
     encoder: PromptEncoder
     vocab_size: int
+    tokenizer: Tokenizer
 
 
 class Prompts:
@@ -124,4 +125,4 @@ def _load(version: ModelVersion, renderer: TemplateRenderer) -> VersionText:
         raise ManifestError(f"{folder} holds other weights than {version.pinned_name}.")
     tokenizer = Tokenizer.from_folder(folder)
     encoder = PromptEncoder(tokenizer, renderer, version.max_model_len)
-    return VersionText(encoder, tokenizer.vocab_size)
+    return VersionText(encoder, tokenizer.vocab_size, tokenizer)

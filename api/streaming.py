@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from starlette.types import Send
 
 from control.errors import RequestLost, ServiceError
+from control.protocol.answer_contents import AnswerContents
 from control.protocol.error_object import ending_of, face_of
 from control.protocol.responses import DONE, ChunkEncoder, error_event
 from control.streams.follower import Subscription
@@ -34,6 +35,7 @@ class StreamAnswer:
     num_choices: int
     prompt_tokens: int
     heartbeat_s: float
+    contents: AnswerContents | None = None
     is_started: bool = field(default=False, init=False)
     _num_tokens: int = field(default=0, init=False)
 
@@ -69,8 +71,11 @@ class StreamAnswer:
         self._num_tokens = max(self._num_tokens, delta.offset + len(delta.token_ids))
         so_far = Usage(self.prompt_tokens, self._num_tokens)
         events = b""
-        if delta.text:
+        shown = None if delta.is_last or self.contents is None else self.contents.show(delta)
+        if shown is None and delta.text:
             events += self.encoder.text(delta.choice, delta.text, so_far)
+        elif shown is not None and shown.says_something:
+            events += self.encoder.text(delta.choice, shown.text, so_far, shown.members)
         if delta.finish_reason is not None:
             events += self.encoder.finish(delta.choice, delta.finish_reason, so_far)
         if delta.usage is None:

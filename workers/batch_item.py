@@ -10,7 +10,7 @@ import logging
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 
 from redis.exceptions import RedisError
@@ -123,7 +123,7 @@ class ItemCarrier:
         ) as subscription:
             stored = await self._read(item)
             if stored is not None and not stored.is_held:
-                return self._result(item, stored)
+                return await self._result(item, stored)
             if stored is not None:
                 return await self._follow(item, subscription)
             if self.stop_reason is not None:
@@ -171,7 +171,16 @@ class ItemCarrier:
 
     async def _start(self, item: Item) -> None:
         """Accept the request. Once begun it is finished, even if this item is let go."""
-        order = Order(
+        request, reservation = await self._means.requests.build(
+            item.body, self._version, self._order(item), created_at_of(item.request_id)
+        )
+        accepting = asyncio.create_task(self._means.admission.accept(reservation, request))
+        self._accepting.add(accepting)
+        accepting.add_done_callback(self._accepting.discard)
+        await asyncio.shield(accepting)
+
+    def _order(self, item: Item) -> Order:
+        return Order(
             request_id=item.request_id,
             tenant_id=self._batch.tenant_id,
             key_id=self._batch.key_id,
@@ -181,18 +190,11 @@ class ItemCarrier:
             arrival=self._means.clock.now(),
             deadline_at=self._batch.expires_at.timestamp(),
         )
-        request, reservation = await self._means.requests.build(
-            item.body, self._version, order, datetime.now(UTC)
-        )
-        accepting = asyncio.create_task(self._means.admission.accept(reservation, request))
-        self._accepting.add(accepting)
-        accepting.add_done_callback(self._accepting.discard)
-        await asyncio.shield(accepting)
 
-    def _result(self, item: Item, stored: StoredRequest) -> "ItemResult | _LookAgain":
+    async def _result(self, item: Item, stored: StoredRequest) -> "ItemResult | _LookAgain":
         """The line's result, unless it should run again."""
         if stored.error is None:
-            return ItemResult(status_code=200, response=self._reply(item, stored))
+            return ItemResult(status_code=200, response=await self._reply(item, stored))
         if stored.error == "deadline_exceeded":
             # The request's deadline is the end of the batch's window.
             return ItemResult(error=BATCH_EXPIRED.as_json())
@@ -202,14 +204,19 @@ class ItemCarrier:
             return ItemResult(error=self.stop_reason.as_json())
         return _refusal(ending_of(stored.error))
 
-    def _reply(self, item: Item, stored: StoredRequest) -> bytes:
+    async def _reply(self, item: Item, stored: StoredRequest) -> bytes:
+        """The answer as HTTP gives it. Its prompt is made once more, as of the same second."""
         head = ReplyHead(
             shape=CHAT if self._batch.endpoint == CHAT_ENDPOINT else COMPLETION,
             request_id=item.request_id,
             created=int(created_at_of(item.request_id).timestamp()),
             version=self._version,
         )
-        return whole_reply(head, stored.choices, stored.usage)
+        contents = await self._means.requests.contents(
+            item.body, self._version, self._order(item), created_at_of(item.request_id)
+        )
+        work = partial(whole_reply, head, stored.choices, stored.usage, contents=contents)
+        return await asyncio.to_thread(work) if contents is not None else work()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,11 @@ from pathlib import Path
 from control.admission.reservation import Reservation
 from control.errors import GenerationFailed, Overloaded
 from control.protocol.accepted_request import Order, build_request, check_early, reserve
+from control.protocol.answer_contents import AnswerContents, contents_of
 from control.protocol.chat_request import ChatRequest
 from control.protocol.completion_request import CompletionRequest
 from control.protocol.json_body import parse_object
+from control.protocol.shown_fields import NO_DETAILS
 from control.registry.manifest import ManifestError, verify_text_files
 from control.registry.model_version import ModelVersion
 from engine.grammar.grammar_checks import GrammarChecks
@@ -24,6 +26,7 @@ from engine.interface.errors import InvalidRequest
 from engine.interface.generation_request import GenerationRequest
 from engine.text.prompt_encoder import ChatMessage, PromptEncoder
 from engine.text.template_process import TemplateBusy, TemplateFailure, TemplateRenderer
+from engine.text.token_reader import TokenReader
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import TokenizerNotSupported
 
@@ -64,6 +67,19 @@ class LineRequests:
             raise GenerationFailed(f"The text of {version.pinned_name} cannot be made.") from error
         request = build_request(fields, prompts, version, tokenizer.vocab_size, order)
         return request, reserve(fields, request, version, order)
+
+    async def contents(
+        self, body: bytes, version: ModelVersion, order: Order, now: datetime
+    ) -> AnswerContents | None:
+        """What the answer shows besides words, None for nothing; all as `build` was given it."""
+        fields = _parse(body, order.endpoint)
+        if fields.details == NO_DETAILS:
+            return None
+        tokenizer = await self._tokenizer(version)
+        encoder = PromptEncoder(tokenizer, self._renderer, version.max_model_len)
+        prompts = await _encode(encoder, fields, now)
+        request = build_request(fields, prompts, version, tokenizer.vocab_size, order)
+        return contents_of(fields, request, TokenReader(tokenizer, request.text))
 
     def close(self) -> None:
         """End the child processes of templates and grammars."""

@@ -11,6 +11,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control.identity.request_id import created_at_of
+from control.metering.output_scores import unpack_scores
 from control.protocol.responses import FinishedChoice
 from engine.interface.generation_delta import FinishReason, Usage
 
@@ -49,7 +50,7 @@ async def read_stored(connection: AsyncConnection, request_id: str) -> StoredReq
     outputs = await connection.execute(
         text(
             """
-            SELECT choice, text, finish_reason FROM request_outputs
+            SELECT choice, text, finish_reason, token_ids, scores FROM request_outputs
             WHERE created_at = :created_at AND request_id = :request_id
               AND finish_reason IS NOT NULL
             ORDER BY choice
@@ -62,5 +63,13 @@ async def read_stored(connection: AsyncConnection, request_id: str) -> StoredReq
 
 
 def _choice(row: Row[Any]) -> FinishedChoice:
-    choice, words, finish_reason = tuple(row)
-    return FinishedChoice(choice, bytes(words).decode(), FinishReason(finish_reason))
+    choice, words, finish_reason, token_ids, packed = tuple(row)
+    scores = unpack_scores(packed)
+    return FinishedChoice(
+        choice,
+        bytes(words).decode(),
+        FinishReason(finish_reason),
+        tuple(token_ids),
+        scores.logprobs,
+        scores.prompt_logprobs,
+    )

@@ -16,6 +16,9 @@ from engine.interface.generation_request import GenerationRequest, PriorityClass
 
 TokenIds = Sequence[int]
 
+# An answer's logprobs are held as a whole by whoever writes it: so many are some 50 MB of JSON.
+MAX_LOGPROB_ENTRIES = 2**19
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -49,6 +52,7 @@ def build_request(
 ) -> GenerationRequest:
     """The order for the engine, valid by its own law. Raises InvalidRequest."""
     prompt_param = "prompt" if "prompt" in type(fields).model_fields else "messages"
+    prompts = [fields.truncated(prompt) for prompt in prompts]
     max_tokens = _max_tokens(fields, max(map(len, prompts), default=0), version, prompt_param)
     request = GenerationRequest(
         request_id=order.request_id,
@@ -58,8 +62,10 @@ def build_request(
         cache_scope=cache_scope(order.tenant_id, version.weights_digest),
         arrival=order.arrival,
         deadline_at=order.deadline_at,
+        text=fields.text_options,
     )
     request.validate(vocab_size, version.max_model_len)
+    _check_num_logprobs(request)
     return request
 
 
@@ -88,6 +94,23 @@ def cache_scope(tenant_id: str, weights_digest: str) -> str:
     return sha256(f"cache-scope\0{tenant_id}\0{weights_digest}".encode()).hexdigest()
 
 
+def _check_num_logprobs(request: GenerationRequest) -> None:
+    """Raise InvalidRequest if the answer could come to more logprobs than are worth holding."""
+    sampling = request.sampling
+    entries = 0
+    if sampling.logprobs is not None:
+        entries += request.num_choices * sampling.max_tokens * (1 + sampling.logprobs)
+    if sampling.prompt_logprobs is not None:
+        entries += request.num_prompt_tokens * sampling.n * (1 + sampling.prompt_logprobs)
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"This asks for up to {entries} logprobs over all tokens and choices; at most "
+            f"{MAX_LOGPROB_ENTRIES} are told. Lower n, the output limit, the number of prompts or "
+            "the number of logprobs.",
+            param="logprobs" if sampling.logprobs is not None else "prompt_logprobs",
+        )
+
+
 def _max_tokens(
     fields: GenerationFields, prompt_tokens: int, version: ModelVersion, prompt_param: str
 ) -> int:
@@ -101,7 +124,9 @@ def _max_tokens(
         wanted = most if default is None else min(default, most)
     else:
         wanted = asked
-    if prompt_tokens + max(wanted, 1) > window:
+    # Without a limit there must be room for a word; asked for none, there need not be.
+    least = 1 if asked is None else 0
+    if prompt_tokens + max(wanted, least) > window:
         requested = "output is left no room" if asked is None else f"{asked} more were requested"
         raise InvalidRequest(
             f"This model's context is {window} tokens; the prompt has {prompt_tokens} and "

@@ -1,5 +1,6 @@
 """The body of POST /v1/chat/completions."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -88,11 +89,12 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
     store: Annotated[Any, only(False)] = None
 
-    logprobs: Annotated[Any, only(False)] = None
-    top_logprobs: Unserved = None
+    echo: Annotated[Any, only(False)] = None
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
     parallel_tool_calls: Annotated[Any, only(True, False)] = None
@@ -126,6 +128,12 @@ class ChatRequest(GenerationFields):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("Only allowed when logprobs is true.", "top_logprobs")
+        return self
+
     @property
     def chat_options(self) -> ChatOptions:
         """How the prompt is written down."""
@@ -147,3 +155,13 @@ class ChatRequest(GenerationFields):
         if self.max_completion_tokens is None and self.max_tokens is not None:
             return "max_tokens", self.max_tokens
         return "max_completion_tokens", self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are listed at each token; None for no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        """What the caller calls fields of SamplingParams, where that differs."""
+        return {"max_tokens": self.max_output[0], "logprobs": "top_logprobs"}

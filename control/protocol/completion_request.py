@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, model_validator
 
 from control.protocol.generation_fields import GenerationFields
-from control.protocol.strict_model import Unserved, invalid, only, unsupported
+from control.protocol.strict_model import invalid, only, unsupported
 from engine.interface.generation_request import MAX_SEQUENCES
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint
@@ -42,8 +42,9 @@ class CompletionRequest(GenerationFields):
 
     prompt: Annotated[Any, BeforeValidator(_as_prompts)]
     best_of: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
 
-    logprobs: Unserved = None
     suffix: Annotated[Any, only("")] = None
     add_special_tokens: Annotated[Any, only(True)] = None
 
@@ -66,3 +67,26 @@ class CompletionRequest(GenerationFields):
     def default_max_output(self) -> int | None:
         """OpenAI's default for this endpoint."""
         return DEFAULT_MAX_TOKENS
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are listed at each token; None for no logprobs."""
+        return self.logprobs
+
+    @property
+    def has_echo(self) -> bool:
+        """Whether the prompt is part of the answer."""
+        return bool(self.echo)
+
+    @property
+    def continues_prompt(self) -> bool:
+        """A completion's text goes on where the prompt's ended."""
+        return True
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Echoed logprobs need the prompt scored, and so does an output of no tokens."""
+        asked = [self.prompt_logprobs]
+        if self.echo:
+            asked += [self.logprobs, 0 if self.max_tokens == 0 else None]
+        return max((count for count in asked if count is not None), default=None)

@@ -4,20 +4,14 @@ Ranges of what is served are the engine's law (`SamplingParams.validate`) and ar
 here; only types, the bounds of stored texts, and what is not served are.
 """
 
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
-from control.protocol.strict_model import (
-    MetadataText,
-    Real,
-    ShortText,
-    StrictModel,
-    Unserved,
-    invalid,
-    only,
-    only_number,
-)
+from control.protocol.sampling_fields import SamplingFields
+from control.protocol.shown_fields import ShownFields
+from control.protocol.strict_model import MetadataText, ShortText, StrictModel, invalid, unsupported
 from control.protocol.structured_output import StructuredOutputFields
 from engine.interface.errors import InvalidRequest
 from engine.interface.sampling_params import SamplingParams
@@ -27,19 +21,12 @@ MAX_METADATA_PAIRS = 16
 T = TypeVar("T")
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 def _check_pairs(value: object) -> object:
     if isinstance(value, dict) and len(value) > MAX_METADATA_PAIRS:
         raise invalid(f"Holds at most {MAX_METADATA_PAIRS} pairs.")
     return value
 
 
-# The first bad item is enough: pydantic would otherwise make an error of each.
-Stop = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_as_list)]
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Metadata = Annotated[dict[ShortText, MetadataText], BeforeValidator(_check_pairs)]
 
 
@@ -51,46 +38,33 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(StructuredOutputFields):
-    """Fields of both endpoints: first those that are served, then those that are not."""
+class GenerationFields(SamplingFields, ShownFields, StructuredOutputFields):
+    """Fields of both endpoints, and what they come to together."""
 
     model: str
     max_tokens: int | None = None
-    temperature: Real | None = None
-    top_p: Real | None = None
-    top_k: int | None = None
-    min_p: Real | None = None
-    min_tokens: int | None = None
-    n: int | None = None
-    stop: Stop | None = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = None
+    truncate_prompt_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: ShortText | None = None
     metadata: Metadata | None = None
 
-    presence_penalty: Annotated[Any, only_number(0, -2, 2)] = None
-    frequency_penalty: Annotated[Any, only_number(0, -2, 2)] = None
-    repetition_penalty: Annotated[Any, only_number(1, 0, 2)] = None
-    length_penalty: Annotated[Any, only(1, 1.0)] = None
-    logit_bias: Annotated[Any, only({})] = None
-    echo: Annotated[Any, only(False)] = None
-    use_beam_search: Annotated[Any, only(False)] = None
-    skip_special_tokens: Annotated[Any, only(True)] = None
-    spaces_between_special_tokens: Annotated[Any, only(True)] = None
-    include_stop_str_in_output: Annotated[Any, only(False)] = None
-    return_token_ids: Annotated[Any, only(False)] = None
-    bad_words: Annotated[Any, only([])] = None
-    allowed_token_ids: Unserved = None
-    prompt_logprobs: Unserved = None
-    truncate_prompt_tokens: Unserved = None
-
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid("Only allowed when stream is true.", "stream_options")
+        return self
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("Only told in answers that are not streamed.", "prompt_logprobs")
+        if self.truncate_prompt_tokens is None:
+            return self
+        if self.truncate_prompt_tokens < 1:
+            raise invalid("Must be at least 1.", "truncate_prompt_tokens")
+        if self.has_echo:
+            raise unsupported("Not served together with echo.", "truncate_prompt_tokens")
         return self
 
     @property
@@ -113,6 +87,19 @@ class GenerationFields(StructuredOutputFields):
         """True if every chunk of the stream carries the usage so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many likeliest tokens the engine lists at each prompt token; None to score none."""
+        return self.prompt_logprobs
+
+    def truncated(self, prompt: Sequence[int]) -> Sequence[int]:
+        """What is used of a prompt: its end, if no more is wanted."""
+        return (
+            prompt
+            if self.truncate_prompt_tokens is None
+            else prompt[-self.truncate_prompt_tokens :]
+        )
+
     def sampling(self, max_tokens: int, minted_seed: int, vocab_size: int) -> SamplingParams:
         """The sampling asked for. Raises InvalidRequest.
 
@@ -131,6 +118,12 @@ class GenerationFields(StructuredOutputFields):
             ignore_eos=bool(self.ignore_eos),
             seed=_or(self.seed, minted_seed),
             n=_or(self.n, 1),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            logit_bias=_or(self.logit_bias, ()),
+            logprobs=self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs,
             grammar=None if self.constraint is None else self.constraint.grammar,
         )
         try:
@@ -140,12 +133,15 @@ class GenerationFields(StructuredOutputFields):
         return params
 
     def _under_own_name(self, error: InvalidRequest) -> InvalidRequest:
-        """The engine says max_tokens; the caller may have said max_completion_tokens."""
-        name, _ = self.max_output
-        if error.param != "max_tokens":
-            return error
-        message = str(error).replace("max_tokens", name, 1)
+        """The engine names its own fields; the caller may have set them by other names."""
+        name = self.own_names.get(error.param, error.param)
+        message = str(error).replace(error.param, name, 1)
         return InvalidRequest(message, param=name, code=error.code)
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        """What the caller calls fields of SamplingParams, where that differs."""
+        return {"max_tokens": self.max_output[0]}
 
 
 def _or(value: T | None, default: T) -> T:

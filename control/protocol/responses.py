@@ -5,17 +5,20 @@ chunk is a concatenation. The characters at which naive readers split lines are 
 event is one line for everybody.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from control.protocol.answer_contents import AnswerContents
 from control.registry.model_version import ModelVersion
 from engine.interface.generation_delta import FinishReason, Usage
+from engine.interface.token_logprobs import TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 SERVICE_TIER = "default"  # every tier that can be asked for is served as this one
 _FINGERPRINT_DIGITS = 12
+_NO_LOGPROBS = b'"logprobs":null'
 
 _encode = msgspec.json.Encoder().encode
 
@@ -58,7 +61,12 @@ class ReplyShape:
         """The member of a chunk's choice that holds its words."""
         if not self.is_chat:
             return b'"text":' + to_json(text)
-        return b'"delta":' + (b'{"content":' + to_json(text) + b"}" if text else b"{}")
+        return b'"delta":{"content":' + to_json(text) + b"}"
+
+    @property
+    def no_text(self) -> bytes:
+        """The same member of a chunk that has no words."""
+        return b'"delta":{}' if self.is_chat else b'"text":""'
 
     def whole_choice(self, text: str) -> dict[str, object]:
         """The member of a finished choice that holds its words."""
@@ -101,52 +109,76 @@ class ChunkEncoder:
     """Encodes the events of one stream.
 
     With `includes_usage` every chunk carries usage, null except in the usage chunk; with
-    `has_continuous_usage` every chunk that is given a usage carries that.
+    `has_continuous_usage` every chunk that is given a usage carries that. `opening_members` are
+    told in the chunk that opens a chat.
     """
 
     def __init__(
-        self, head: ReplyHead, *, includes_usage: bool, has_continuous_usage: bool = False
+        self,
+        head: ReplyHead,
+        *,
+        includes_usage: bool,
+        has_continuous_usage: bool = False,
+        opening_members: Mapping[str, object] | None = None,
     ) -> None:
         self._shape = head.shape
         members = to_json(head.members(head.shape.chunk_object))
         self._start = b"data: " + members[:-1] + b',"choices":['
         self._null_usage = b',"usage":null' if includes_usage else b""
         self._has_continuous_usage = has_continuous_usage
+        self._opening_members = _members(opening_members) if opening_members else b""
 
     def first(self, choice: int, usage: Usage | None = None) -> bytes:
         """What opens a choice: the role in a chat, nothing in a completion."""
         if not self._shape.is_chat:
             return b""
-        return self._chunk(choice, b'"delta":{"role":"assistant","content":""}', b"null", usage)
+        role = b'"delta":{"role":"assistant","content":""},' + _NO_LOGPROBS
+        more = self._opening_members if choice == 0 else b""
+        return self._chunk(choice, role, b"null", usage, more)
 
-    def text(self, choice: int, text: str, usage: Usage | None = None) -> bytes:
-        """More words of a choice."""
-        return self._chunk(choice, self._shape.chunk_text(text), b"null", usage)
+    def text(
+        self,
+        choice: int,
+        text: str,
+        usage: Usage | None = None,
+        members: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """More words of a choice, and what is told beside them."""
+        beside = _members({"logprobs": None, **members}) if members else _NO_LOGPROBS
+        return self._chunk(choice, self._shape.chunk_text(text) + b"," + beside, b"null", usage)
 
     def finish(self, choice: int, reason: FinishReason, usage: Usage | None = None) -> bytes:
         """The end of a choice."""
-        return self._chunk(choice, self._shape.chunk_text(""), b'"' + reason.encode() + b'"', usage)
+        nothing = self._shape.no_text + b"," + _NO_LOGPROBS
+        return self._chunk(choice, nothing, b'"' + reason.encode() + b'"', usage)
 
     def heartbeat(self) -> bytes:
         """A chunk that says nothing, for clients that would take silence for death."""
-        return self._chunk(0, self._shape.chunk_text(""), b"null", None)
+        return self._chunk(0, self._shape.no_text + b"," + _NO_LOGPROBS, b"null", None)
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk that carries the usage and no choice."""
         return self._start + b'],"usage":' + to_json(usage_object(usage)) + b"}\n\n"
 
-    def _chunk(self, choice: int, text: bytes, reason: bytes, usage: Usage | None) -> bytes:
+    def _chunk(
+        self, choice: int, said: bytes, reason: bytes, usage: Usage | None, more: bytes = b""
+    ) -> bytes:
         shown = self._null_usage
         if usage is not None and self._has_continuous_usage:
             shown = b',"usage":' + to_json(usage_object(usage))
-        return b"%b{%b,%b,%b%b}]%b}\n\n" % (
+        return b'%b{"index":%d,%b,"finish_reason":%b}]%b%b}\n\n' % (
             self._start,
-            b'"index":%d' % choice,
-            text,
-            b'"logprobs":null,"finish_reason":',
+            choice,
+            said,
             reason,
+            b"," + more if more else b"",
             shown,
         )
+
+
+def _members(members: Mapping[str, object]) -> bytes:
+    """An object's members without its braces."""
+    return to_json(members)[1:-1]
 
 
 def error_event(error_body: dict[str, dict[str, str | None]], usage: Usage | None) -> bytes:
@@ -159,11 +191,14 @@ def error_event(error_body: dict[str, dict[str, str | None]], usage: Usage | Non
 
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
-    """Everything one choice said."""
+    """Everything one choice said, with what is known of its tokens."""
 
     choice: int
     text: str
     finish_reason: FinishReason
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 def whole_reply(
@@ -171,22 +206,28 @@ def whole_reply(
     choices: Sequence[FinishedChoice],
     usage: Usage,
     stop_reason: str | None = None,
+    contents: AnswerContents | None = None,
 ) -> bytes:
-    """The one object of an answer that is not streamed.
+    """The one object of an answer that is not streamed, with what its contents show.
 
     `stop_reason` is the error code that cut an answer short whose beginning is worth sending.
     """
-    shown: list[dict[str, object]] = [
-        {
-            "index": choice.choice,
-            **head.shape.whole_choice(choice.text),
-            "logprobs": None,
-            "finish_reason": choice.finish_reason,
-        }
-        for choice in choices
-    ]
+    shown: list[dict[str, object]] = []
+    for choice in choices:
+        told = None if contents is None else contents.show(choice)
+        shown.append(
+            {
+                "index": choice.choice,
+                **head.shape.whole_choice(choice.text if told is None else told.text),
+                "logprobs": None,
+                **(told.members if told is not None else {}),
+                "finish_reason": choice.finish_reason,
+            }
+        )
     reply = head.members(head.shape.whole_object)
     reply |= {"choices": shown, "usage": usage_object(usage)}
+    if contents is not None:
+        reply |= contents.members_of_all(choices)
     if stop_reason is not None:
         reply["x_stop_reason"] = stop_reason
     return to_json(reply)

@@ -86,25 +86,8 @@ def only(*accepted: object) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def only_number(default: float, low: float, high: float) -> BeforeValidator:
-    """Accept null and the default of a field that is a number in [low, high]."""
-
-    def check(value: object) -> object:
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise invalid("Must be a number.")
-        _check_real(value)
-        if not low <= value <= high:
-            raise invalid(f"Must be in [{low:g}, {high:g}].")
-        if value != default:
-            raise unsupported(_NOT_YET)
-        return value
-
-    return BeforeValidator(check)
-
-
-def _check_real(value: float) -> float:
+def check_real(value: float) -> float:
+    """The number, if it is one that means what it says."""
     is_negative_zero = value == 0 and math.copysign(1, value) < 0
     if is_negative_zero or 0 < abs(value) < sys.float_info.min:
         raise invalid("Must not be a negative zero or a subnormal number.")
@@ -117,7 +100,7 @@ def _check_text(value: str) -> str:
     return value
 
 
-Real = Annotated[float, AfterValidator(_check_real)]
+Real = Annotated[float, AfterValidator(check_real)]
 ShortText = Annotated[str, StringConstraints(max_length=64), AfterValidator(_check_text)]
 MetadataText = Annotated[str, StringConstraints(max_length=512), AfterValidator(_check_text)]
 Unserved = Annotated[Any, only()]
