@@ -3,9 +3,7 @@
 The same greedy requests run three times in float32: with KV for everybody, with KV for a few
 and a predictor that always believes in one more token, and so again without a host tier. The
 watermarks, which would keep admission from causing what is to be seen here, are off. The words
-must be those of the first run. Float32 sums differ in the last bits with the company that a row
-has; where two tokens score the same to within `TIE_LOGITS`, either is right, and both scores are
-shown.
+must be those of the first run, up to ties.
 """
 
 import sys
@@ -15,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import numpy as np
-import torch
-
+from benchmarks.first_differences import TIE_LOGITS, Difference, first_differences
 from benchmarks.kv_admission import FitsNow
 from benchmarks.real_text import pieces, text_tokens
 from engine.engine import Engine
@@ -27,13 +23,10 @@ from engine.execution.model_runner import ModelRunner
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
 from engine.interface.sequence_update import SequenceEnd
-from engine.layers.attention import CacheShape, attention_batch
-from engine.layers.step_layout import step_layout
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
 from engine.text.tokenizer import Tokenizer
 
-TIE_LOGITS = 1e-3
 BLOCK_SIZE = 16
 
 
@@ -56,21 +49,6 @@ class Load:
     def blocks_per_sequence(self) -> int:
         """What a sequence holds at its end."""
         return -(-self.num_tokens // BLOCK_SIZE)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first token of a sequence that another run said otherwise, and what either scored."""
-
-    sequence: int
-    position: int
-    logit_gap: float
-    are_top_two: bool
-
-    @property
-    def is_tie(self) -> bool:
-        """Whether both tokens were equally right."""
-        return self.are_top_two and self.logit_gap < TIE_LOGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +98,7 @@ class Preemption:
             )
         for run, differences in self.others:
             for found in differences:
-                verdict = "shown logit tie" if found.is_tie else "NOT A TIE"
-                lines.append(
-                    f"  {run.name}: sequence {found.sequence} differs from position "
-                    f"{found.position}; logit gap {found.logit_gap:.2e}: {verdict}"
-                )
+                lines.append(f"  {run.name}: {found}")
         lines.append(
             f"  bar: preemptions > {load.min_preemptions}, no failure, no difference but ties "
             f"(gap < {TIE_LOGITS:g}): {'met' if self.is_met else 'MISSED'}"
@@ -141,7 +115,7 @@ def measure(decoder: Decoder, prompts: Sequence[tuple[int, ...]], load: Load) ->
     for name, num_host_blocks in (("host tier on", num_few), ("host tier off", 0)):
         run = _run(name, decoder, prompts, load, (num_few, num_host_blocks))
         sys.stderr.write(f"{name}: {run.stats.preemptions_total} in {run.seconds:.0f} s\n")
-        others.append((run, _differences(decoder, prompts, alone.words, run.words)))
+        others.append((run, first_differences(decoder, prompts, alone.words, run.words)))
     return Preemption(load, alone, others)
 
 
@@ -206,52 +180,3 @@ def _request(number: int, prompt: tuple[int, ...], num_tokens: int) -> Generatio
         arrival=0.0,
         deadline_at=float("inf"),
     )
-
-
-def _differences(
-    decoder: Decoder,
-    prompts: Sequence[tuple[int, ...]],
-    expected: dict[int, list[int]],
-    said: dict[int, list[int]],
-) -> list[Difference]:
-    """Of each sequence the first word that differs; behind it the contexts are not the same."""
-    found = []
-    for number, prompt in enumerate(prompts):
-        pairs = zip(expected[number], said[number], strict=False)
-        index = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
-        if index is not None:
-            logits = _next_logits(decoder, [*prompt, *expected[number][:index]])
-            one, other = expected[number][index], said[number][index]
-            found.append(
-                Difference(
-                    sequence=number,
-                    position=len(prompt) + index,
-                    logit_gap=abs(float(logits[one] - logits[other])),
-                    are_top_two=set(logits.topk(2).indices.tolist()) == {one, other},
-                )
-            )
-    return found
-
-
-def _next_logits(decoder: Decoder, context: list[int]) -> torch.Tensor:
-    """The model's scores after a context, computed alone and in one go."""
-    about = decoder.description
-    num_blocks = -(-len(context) // BLOCK_SIZE)
-    layout = step_layout(
-        np.zeros(1, np.int64),
-        np.array([len(context)]),
-        np.arange(num_blocks, dtype=np.int32)[None],
-        BLOCK_SIZE,
-    )
-    shape = CacheShape(about.num_kv_heads, num_blocks, BLOCK_SIZE, about.head_dim)
-    caches = torch.zeros(
-        about.num_layers, 2 * about.num_kv_heads, num_blocks * BLOCK_SIZE, about.head_dim
-    )
-    with torch.inference_mode():
-        hidden = decoder.hidden_states(
-            torch.tensor(context),
-            torch.from_numpy(layout.positions),
-            attention_batch(layout, shape, decoder.dtype),
-            caches,
-        )
-        return decoder.logits(hidden[-1:])[0]

@@ -101,6 +101,19 @@ def structured_output(
 
 
 @bench.command()
+def parity(
+    model: ModelFolder = None,
+    ranks: Annotated[int, typer.Option(min=1, help="More than 1: against one rank.")] = 1,
+    num_threads: NumThreads = 0,
+) -> None:
+    """That the engine says what transformers says, word for word. Takes minutes."""
+    from benchmarks.parity import main
+
+    _set_num_threads(num_threads)
+    main(_folder(model), ranks)
+
+
+@bench.command()
 def lm_eval(
     harness: Annotated[
         Path,

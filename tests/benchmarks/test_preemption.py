@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.preemption import Difference, Load, measure
+from benchmarks.first_differences import Difference
+from benchmarks.preemption import Load, measure
 from engine.models.loader import load_decoder
 from tests.engine.oracle import write_tiny_llama
 
