@@ -20,6 +20,7 @@ from control.protocol.chat_request import ChatRequest
 from control.protocol.completion_request import CompletionRequest
 from control.protocol.responses import to_json
 from control.protocol.strict_model import StrictModel
+from engine.interface.sampling_params import RANGES, WHOLE_RANGES
 
 VERSION = "1"
 
@@ -98,7 +99,13 @@ def _definitions(model: type[StrictModel]) -> dict[str, Any]:
     """The model's schema and those that it refers to, by name."""
     schema = model.model_json_schema(ref_template=_DEFINITIONS + "{model}")
     found = {**schema.pop("$defs", {}), model.__name__: schema}
-    return {name: _without_refused(definition) for name, definition in found.items()}
+    served = {name: _without_refused(definition) for name, definition in found.items()}
+    for name, (low, high) in {**RANGES, **WHOLE_RANGES}.items():
+        # Chat's `logprobs` is yes or no.
+        for option in served[model.__name__]["properties"].get(name, {}).get("anyOf", ()):
+            if option["type"] in ("number", "integer"):
+                option |= {"minimum": low, "maximum": high}
+    return served
 
 
 def _without_refused(definition: dict[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,11 @@ class TextPart(StrictModel):
     file: Unserved = None
 
 
-Content = Annotated[list[TextPart], Field(min_length=1, fail_fast=True), BeforeValidator(_as_parts)]
+Content = Annotated[
+    list[TextPart],
+    Field(min_length=1, fail_fast=True),
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart]),
+]
 
 
 class ChatMessage(StrictModel):

@@ -40,7 +40,12 @@ def _are_token_ids(items: list[object]) -> bool:
 class CompletionRequest(GenerationFields):
     """A completion as asked for."""
 
-    prompt: Annotated[Any, BeforeValidator(_as_prompts)]
+    prompt: Annotated[
+        Any,
+        BeforeValidator(
+            _as_prompts, json_schema_input_type=str | list[str] | TokenIds | list[TokenIds]
+        ),
+    ]
     best_of: int | None = None
     logprobs: int | None = None
     echo: bool | None = None

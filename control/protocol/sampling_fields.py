@@ -6,10 +6,10 @@ are, and how many things of a kind are looked at before that.
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from control.protocol.strict_model import Real, StrictModel, Unserved, check_real, invalid, only
-from engine.interface.sampling_params import MAX_LOGIT_BIASES
+from engine.interface.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_STRINGS
 
 MAX_TOKEN_ID_DIGITS = 10
 
@@ -42,9 +42,35 @@ def _as_bias(bias: object) -> float:
 
 
 # The first bad item is enough: pydantic would otherwise make an error of each.
-Stop = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_as_list)]
+Stop = Annotated[
+    list[str],
+    Field(fail_fast=True),
+    BeforeValidator(_as_list),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1},
+                    "maxItems": MAX_STOP_STRINGS,
+                },
+            ]
+        }
+    ),
+]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
-Biases = Annotated[tuple[tuple[int, float], ...], BeforeValidator(_as_biases)]
+Biases = Annotated[
+    tuple[tuple[int, float], ...],
+    BeforeValidator(_as_biases),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
 
 
 class SamplingFields(StrictModel):

@@ -3,6 +3,7 @@
 Values only; `validate` states the law every front end and the engine itself hold them to.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.interface.errors import InvalidRequest
@@ -21,6 +22,22 @@ MAX_LOGIT_BIASES = 300
 NEARLY_ZERO = 1e-3
 # Dividing by less could take a score out of the range of numbers.
 MIN_REPETITION_PENALTY = 0.01
+
+# What numbers may be, bounds included.
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, 2),
+}
+WHOLE_RANGES: Mapping[str, tuple[int, int]] = {
+    "seed": (0, MAX_SEED),
+    "n": (1, MAX_CHOICES),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +118,19 @@ class SamplingParams:
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidRequest naming the first field that is not what it must be."""
         self._check_length()
-        _check_number("temperature", self.temperature, 0, 2)
-        _check_number("top_p", self.top_p, 0, 1)
         _require(
             _is_int(self.top_k) and self.top_k >= -1, "top_k", "must be 0 or -1 (off), or more"
         )
-        _check_number("min_p", self.min_p, 0, 1)
         self._check_stops(vocab_size)
-        _check_int("seed", self.seed, 0, MAX_SEED)
-        _check_int("n", self.n, 1, MAX_CHOICES)
-        _check_number("presence_penalty", self.presence_penalty, -2, 2)
-        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 2)
+        for name, (low, high) in RANGES.items():
+            _check_number(name, getattr(self, name), low, high)
+        for name, (least, most) in WHOLE_RANGES.items():
+            value = getattr(self, name)
+            if value is not None or name not in ("logprobs", "prompt_logprobs"):
+                _check_int(name, value, least, most)
         self._check_logit_bias(vocab_size)
         if self.grammar is not None:
             self.grammar.validate()
-        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if count is not None:
-                _check_int(name, count, 0, MAX_LOGPROBS)
 
     def _check_length(self) -> None:
         least = 1 if self.prompt_logprobs is None else 0
