@@ -151,6 +151,7 @@ async def test_a_chat_line_is_answered_as_over_http(tier: Tier) -> None:
     url = "/v1/chat/completions"
     body = {"model": f"{tier.service.model}@v1", "max_completion_tokens": 9, "n": 2}
     body |= {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
+    body |= {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1}
     lines: list[Line] = [{"custom_id": "a", "method": "POST", "url": url, "body": body}]
     refused = body | {"messages": [{"role": "tool", "content": "x"}]}
     lines += [{"custom_id": "b", "method": "POST", "url": url, "body": refused}]
@@ -165,6 +166,14 @@ async def test_a_chat_line_is_answered_as_over_http(tier: Tier) -> None:
     assert {choice["finish_reason"] for choice in reply["choices"]} == {"length"}
     assert reply["usage"]["completion_tokens"] == 18 == batch.progress.output_tokens
     assert reply["usage"]["prompt_tokens"] == batch.progress.input_tokens
+    assert [len(choice["logprobs"]["content"]) for choice in reply["choices"]] == [9, 9]
+    entry = reply["choices"][1]["logprobs"]["content"][0]
+    assert (entry["token"], entry["logprob"], len(entry["top_logprobs"])) == (
+        "<|im_start|>",
+        -0.5,
+        2,
+    )
+    assert len(reply["prompt_logprobs"]) == reply["usage"]["prompt_tokens"]
     [failed] = await tier.batches.read_lines(batch.error_file_id)
     assert failed["response"]["body"]["error"]["code"] == "unsupported_parameter"
 
