@@ -1,4 +1,7 @@
-"""SmolLM2 itself: twenty prompts say in float32 what transformers says, token for token."""
+"""SmolLM2 itself: twenty prompts say in float32 what transformers says, token for token.
+
+`benchmarks/parity.py` asks ten times as much.
+"""
 
 import random
 from pathlib import Path
@@ -13,7 +16,8 @@ from tests.engine.oracle import (
     oracle_words,
 )
 
-MAX_TOKENS = 16
+MAX_TOKENS = 8
+NUM_ALONE = 6
 QUESTIONS = (
     "What is the capital of France?",
     "Write a haiku about rain.",
@@ -50,7 +54,8 @@ def expected(demo_model_folder: Path, prompts: Prompts) -> list[list[int]]:
 
 
 def test_alone(demo_model_folder: Path, prompts: Prompts, expected: list[list[int]]) -> None:
-    assert engine_words_alone(demo_model_folder, prompts, MAX_TOKENS) == expected
+    said = engine_words_alone(demo_model_folder, prompts[:NUM_ALONE], MAX_TOKENS)
+    assert said == expected[:NUM_ALONE]
 
 
 def test_together_joining_at_random_times_in_chunks_of_sixteen(
