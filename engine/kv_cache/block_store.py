@@ -240,7 +240,10 @@ class BlockStore:
             self.swap_cost.observe_idle_eviction()
 
     def _is_worth_moving(self, node: CachedBlock) -> bool:
-        """Whether KV like the node's goes to the host; decided once between two steps."""
+        """Whether KV like the node's goes to the host; decided once between two steps.
+
+        A probe is paid for block by block.
+        """
         if self._host.num_blocks == 0:
             return False
         kind = (node.is_preempted, len(node.token_ids))
@@ -250,7 +253,8 @@ class BlockStore:
             answer = self.swap_cost.is_offload_cheaper(
                 1, kind[1], self.recompute_s_per_token, reuse
             )
-            self._worth_moving[kind] = answer
+            if not self.swap_cost.is_probing:
+                self._worth_moving[kind] = answer
         return answer
 
     def _make_room_on_host(self, node: CachedBlock) -> bool:

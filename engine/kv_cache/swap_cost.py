@@ -42,7 +42,8 @@ class SwapCost:
     A model that only measures what it chooses can be wrong for ever. So an offload that looks
     dearer is chosen now and then, when no move was measured during the last
     REFUSALS_BEFORE_PROBE decisions or the last one was surprisingly fast, and its extra cost
-    is within PROBE_SHARE of all costs.
+    is within PROBE_SHARE of all costs. `is_probing` says that the last answer was such a choice:
+    it holds for those blocks alone, and not for others like them.
 
     For one thread.
     """
@@ -53,6 +54,7 @@ class SwapCost:
         self._surprises: list[bool] = []
         self._num_refusals = 0
         self._probe_budget_s = 0.0
+        self.is_probing = False
         self._num_idle_hits = 0.0
         self._num_idle_unused = 0.0
 
@@ -107,10 +109,12 @@ class SwapCost:
         offload = move + reuse * move
         recompute = reuse * num_tokens * seconds_per_token
         self._probe_budget_s += PROBE_SHARE * min(offload, recompute)
+        self.is_probing = False
         if offload < recompute:
             return True
         if self._is_probe_affordable(offload - recompute) and recompute > 0.0:
             self._probe_budget_s -= offload - recompute
+            self.is_probing = True
             return True
         self._num_refusals += 1
         if reuse < 1.0:
