@@ -224,7 +224,10 @@ async def test_a_killed_workers_lines_are_finished_by_the_next_and_computed_once
     # As after the half minute for which a dead worker still holds its lines.
     with tier.service.database.begin() as connection:
         connection.execute(
-            text("UPDATE batch_items SET leased_until = now() WHERE batch_id = :batch_id"),
+            text(
+                "UPDATE batch_items SET leased_until = now()"
+                " WHERE batch_id = :batch_id AND leased_until IS NOT NULL"
+            ),
             {"batch_id": batch_id},
         )
     with tier.worker():
