@@ -8,6 +8,7 @@ line and a blank line; there are no ids, comments or empty events, because some 
 each of them.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 
 from starlette.types import Send
@@ -18,6 +19,9 @@ from control.protocol.error_object import ending_of, face_of
 from control.protocol.responses import DONE, ChunkEncoder, error_event
 from control.streams.follower import Subscription
 from engine.interface.generation_delta import GenerationDelta, Usage
+
+# So many entries take a few milliseconds at most.
+MANY_LOGPROBS = 64
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,7 +52,8 @@ class StreamAnswer:
                 continue
             if delta.error is not None and not self.is_started and not delta.text:
                 raise ending_of(delta.error)
-            events = self._opening() + self._events_of(delta)
+            opening = self._opening()
+            events = opening + await self._rendered(delta)
             if events:
                 await self._write(send, events, is_last=delta.is_last)
             if delta.is_last:
@@ -60,6 +65,12 @@ class StreamAnswer:
             raise error
         usage = Usage(self.prompt_tokens, self._num_tokens)
         await self._write(send, error_event(face_of(error).body, usage) + DONE, is_last=True)
+
+    async def _rendered(self, delta: GenerationDelta) -> bytes:
+        """The delta's events; a long prompt's logprobs are much to write, and not on the loop."""
+        if len(delta.prompt_logprobs or ()) < MANY_LOGPROBS:
+            return self._events_of(delta)
+        return await asyncio.to_thread(self._events_of, delta)
 
     def _opening(self) -> bytes:
         """What opens each choice, once."""
