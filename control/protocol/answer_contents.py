@@ -140,7 +140,12 @@ class AnswerContents:
         num_top = self._details.num_prompt_logprobs
         assert num_top is not None
         prompt = self._request.prompt_of(piece.choice)
-        return prompt_entries(self._reader, prompt, piece.prompt_logprobs or (), num_top)
+        return prompt_entries(self._reader, prompt, self._prompt_scores(piece), num_top)
+
+    def _prompt_scores(self, piece: Piece) -> Sequence[TokenLogprob | None]:
+        """One entry per prompt token: none of the first, nor of a prompt that was never begun."""
+        num_scored = len(self._request.prompt_of(piece.choice)) - 1
+        return (None, *(piece.prompt_logprobs or (None,) * num_scored))
 
     def _chat_logprobs(self, piece: Piece) -> JsonObject:
         entries = chat_entries(self._names, piece.token_ids, piece.logprobs or ())
@@ -151,7 +156,7 @@ class AnswerContents:
         if is_first and self._details.echo:
             prompt = self._request.prompt_of(piece.choice)
             offsets = _Offsets(self._reader.prompt(), 0).of(prompt)
-            scores = (None, *(piece.prompt_logprobs or ()))
+            scores = self._prompt_scores(piece)
             logprobs.add(prompt, scores, [min(offset, len(before)) for offset in offsets])
         if is_first:
             self._offsets[piece.choice] = _Offsets(self._reader.answer(), len(before))

@@ -121,14 +121,20 @@ class CompletionLogprobs:
 
 
 def prompt_entries(
-    reader: Reader, prompt: Sequence[int], entries: Sequence[TokenLogprob], num_top: int
+    reader: Reader,
+    prompt: Sequence[int],
+    entries: Sequence[TokenLogprob | None],
+    num_top: int,
 ) -> list[JsonObject | None]:
-    """vLLM's `prompt_logprobs`: null, then for each token an object by token ids.
+    """vLLM's `prompt_logprobs`: for each token an object by token ids, or null if it has no score.
 
     The rank of a token that is not among the likeliest is not known, and null.
     """
-    told: list[JsonObject | None] = [None]
-    for token_id, entry in zip(prompt[1:], entries, strict=False):
+    told: list[JsonObject | None] = []
+    for token_id, entry in zip(prompt, entries, strict=True):
+        if entry is None:
+            told.append(None)
+            continue
         top = list(zip(entry.top_ids, entry.top_logprobs, strict=True))[:num_top]
         ranks = {top_id: rank for rank, (top_id, _) in enumerate(top, start=1)}
         logprobs = {token_id: entry.logprob, **dict(top)}

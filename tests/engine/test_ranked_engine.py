@@ -20,6 +20,7 @@ from engine.engine_settings import EngineSettings
 from engine.execution.ranks.follower_process import RankLost
 from engine.from_folder import engine_from_folder
 from engine.interface.sampling_params import SamplingParams
+from engine.kv_cache.swap_cost import SwapCost
 from engine.models.config_file import UnsupportedModel
 from engine.models.loader import load_decoder
 from engine.ranked_engine import ranked_engine
@@ -115,8 +116,10 @@ def words(engine: Engine) -> Transcript:
 
 
 def test_two_ranks_say_what_one_says_with_lost_places_host_blocks_and_shared_prefixes(
-    folder: Path,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Which is cheaper is measured, and a busy machine may measure either.
+    monkeypatch.setattr(SwapCost, "is_offload_cheaper", lambda *_: True)
     one = engine_from_folder(folder, SMALL, dtype="float32")
     expected = words(one)
     one.close()

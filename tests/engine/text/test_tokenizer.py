@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.text.tokenizer import Tokenizer
@@ -35,6 +35,8 @@ def test_ids_of_clean_text_equal_the_reference(
 def test_ids_of_any_clean_text_equal_the_reference(
     text: str, tokenizer: Tokenizer, reference: transformers.PreTrainedTokenizerFast
 ) -> None:
+    # The reference reads a control token in the text; ours never does (the next test).
+    assume(not any(token.text in text for token in tokenizer.added_tokens))
     assert list(tokenizer.encode_plain(text)) == reference.encode(text, add_special_tokens=False)
 
 
