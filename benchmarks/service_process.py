@@ -1,4 +1,6 @@
-"""A whole service in processes of its own, for benchmarks: `headrace serve` on a free port."""
+"""Servers in processes of their own, for benchmarks: `headrace serve`, or any other, on a free
+port, ready when their health address answers.
+"""
 
 import os
 import signal
@@ -9,13 +11,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-START_LIMIT_S = 180.0
+START_LIMIT_S = 300.0
+LAST_WORDS = 4_000
 STOP_LIMIT_S = 60.0
 
 
@@ -34,30 +37,54 @@ def running_service(
     data_dir: Path, model: str = "scripted", settings: dict[str, str] | None = None
 ) -> Iterator[ServiceProcess]:
     """Start `headrace serve`, wait until it is ready, and stop it at the end."""
-    host, port = "127.0.0.1", _free_port()
+    host, port = "127.0.0.1", free_port()
     command = [sys.executable, "-m", "cli.main", "serve", "--host", host, "--port", str(port)]
     command += ["--data-dir", str(data_dir), "--model", model]
-    with tempfile.TemporaryDirectory() as clusters, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryDirectory() as clusters:
         # Run as root, PostgreSQL keeps its cluster where its own user can reach it.
         Path(clusters).chmod(0o711)
         environment = {
-            **os.environ,  # noqa: TID251
             "HEADRACE_TEST_BUILD": "1",
             "HEADRACE_CLUSTER_HOME": clusters,
             **(settings or {}),
         }
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            command, env=environment, stdout=said, stderr=subprocess.STDOUT
+        url = f"http://{host}:{port}/health/ready"
+        with running_server(command, environment, url) as process_id:
+            yield ServiceProcess(host, port, _demo_key(data_dir), process_id)
+
+
+@contextmanager
+def running_server(
+    command: Sequence[str], environment: Mapping[str, str], health_url: str
+) -> Iterator[int]:
+    """Start any server, wait until its health address answers, and stop it at the end.
+
+    `environment` is added to ours. Yields the process id. Raises RuntimeError with the server's
+    last words if it ends or is not ready in time.
+    """
+    with tempfile.TemporaryFile("a+b") as said:
+        process = subprocess.Popen(  # noqa: S603 - a command of a benchmark
+            command,
+            env={**os.environ, **environment},  # noqa: TID251
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
-            _wait_until_ready(process, f"http://{host}:{port}/health/ready", said)
-            yield ServiceProcess(host, port, _demo_key(data_dir), process.pid)
+            _wait_until_ready(process, health_url, said)
+            yield process.pid
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(STOP_LIMIT_S)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_LIMIT_S)
+            # What it did not end itself goes with it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback address on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -69,13 +96,14 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str, said: "IO[by
     while time.monotonic() < give_up:
         if process.poll() is not None:
             said.seek(0)
-            raise RuntimeError(f"The service ended: {said.read().decode()}")
+            last_words = said.read().decode(errors="replace")[-LAST_WORDS:]
+            raise RuntimeError(f"The server ended: {last_words}")
         try:
             with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - a loopback URL
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise RuntimeError(f"The service was not ready after {START_LIMIT_S} s")
+    raise RuntimeError(f"The server was not ready after {START_LIMIT_S} s")
 
 
 def _demo_key(data_dir: Path) -> str:

@@ -13,12 +13,16 @@ import typer
 
 from cli.data_dir import DEFAULT_DATA_DIR
 from cli.errors import CommandFailed
+from cli.settings import API_KEY, given
 
 bench = typer.Typer(help="Measurements.", no_args_is_help=True)
 
 ModelFolder = Annotated[
     Path | None,
     typer.Option("--model", exists=True, file_okay=False, help="Without it: the demo model."),
+]
+ResultFile = Annotated[
+    Path | None, typer.Option("--json", dir_okay=False, help="Write the results here too.")
 ]
 NumThreads = Annotated[int, typer.Option(min=0, help="0 leaves the choice to torch.")]
 
@@ -125,6 +129,105 @@ def lm_eval(
     from benchmarks.lm_eval_parity import main
 
     main(harness.absolute(), _folder(model).absolute())
+
+
+@bench.command()
+def engine_speed(
+    model: ModelFolder = None,
+    dtype: Annotated[str, typer.Option(help="As HEADRACE_DTYPE.")] = "bfloat16",
+    num_threads: NumThreads = 0,
+    json: ResultFile = None,
+) -> None:
+    """Decode and prefill rates of the engine alone. Takes a minute or two."""
+    from benchmarks.engine_speed import main
+
+    _set_num_threads(num_threads)
+    main(_folder(model), dtype, json)
+
+
+@bench.command()
+def serving(
+    base_url: Annotated[str, typer.Option(help="Such as http://127.0.0.1:8000.")],
+    model_name: Annotated[str, typer.Option(help="As the server calls it.")],
+    work: Annotated[list[str], typer.Option(help="served or prefix.")] = ["served", "prefix"],  # noqa: B006
+    rate: Annotated[
+        float | None, typer.Option(min=0.01, help="Open loop, requests per second.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1)] = 3,
+    json: ResultFile = None,
+) -> None:
+    """What readers get from a server that runs, of any make. HEADRACE_API_KEY may hold a key."""
+    from benchmarks.completion_client import Endpoint
+    from benchmarks.serving import WORKS, at_rate, main
+
+    unknown = [name for name in work if name not in WORKS]
+    if unknown:
+        raise CommandFailed(f"--work {unknown[0]} is none of {', '.join(WORKS)}.")
+    endpoint = Endpoint(base_url, model_name, given(API_KEY) or "")
+    try:
+        main(endpoint, [at_rate(WORKS[name], rate) for name in work], runs, json)
+    except (ValueError, RuntimeError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+@bench.command()
+def control_plane(json: ResultFile = None) -> None:
+    """What 84,000 tokens per second cost on their way through Valkey. Takes a minute."""
+    from benchmarks.control_plane import main
+
+    main(json)
+
+
+@bench.command()
+def platform_cost(model: ModelFolder = None, json: ResultFile = None) -> None:
+    """What the service takes of the engine's own speed. Takes a few minutes."""
+    from benchmarks.platform_cost import main
+
+    main(_folder(model), json)
+
+
+@bench.command()
+def perplexity(
+    model: ModelFolder = None,
+    dtype: Annotated[str, typer.Option(help="Compared with bfloat16.")] = "int8",
+    num_threads: NumThreads = 0,
+    json: ResultFile = None,
+) -> None:
+    """What a smaller dtype costs in quality, against bfloat16."""
+    from benchmarks.perplexity import main
+
+    _set_num_threads(num_threads)
+    main(_folder(model), dtype, json)
+
+
+@bench.command()
+def compare(  # noqa: PLR0913, PLR0917 - options of a command line
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Filled as benchmarks/peers/README.md says."
+        ),
+    ] = None,
+    model: ModelFolder = None,
+    precision: Annotated[list[str], typer.Option(help="bf16 or int8.")] = ["bf16", "int8"],  # noqa: B006
+    part: Annotated[list[str], typer.Option(help="offline or served.")] = ["offline", "served"],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="Medians are of so many.")] = 3,
+    tiny: Annotated[
+        bool, typer.Option(help="To see that all runs; no figure means a thing.")
+    ] = False,
+    json: ResultFile = None,
+) -> None:
+    """This engine beside others on this machine, turn by turn. Takes 10 to 20 minutes."""
+    from dataclasses import replace
+
+    from benchmarks.compare import PARTS, Plan, main
+    from benchmarks.contestants import PRECISIONS
+
+    for name in (*precision, *part):
+        if name not in (*PRECISIONS, *PARTS):
+            raise CommandFailed(f"{name} is none of {', '.join((*PRECISIONS, *PARTS))}.")
+    plan = Plan.tiny(part) if tiny else replace(Plan(parts=part), num_rounds=rounds)
+    main(_folder(model).absolute(), peers, precision, plan, json)
 
 
 def _folder(model: Path | None) -> Path:
