@@ -62,9 +62,12 @@ def tile_for(rows: int, capability: tuple[int, int]) -> Tile:
 
 
 def num_splits(tile: Tile, rows: int, channels: int, depth: int) -> int:
-    """Over how many programs the depth of each tile is spread, to have enough of them."""
-    tiles = -(-rows // tile.block_rows) * -(-channels // tile.block_channels)
-    wanted = -(-_PROGRAMS // tiles)
+    """Over how many programs the depth of each tile is spread, to have enough of them.
+
+    The same for all numbers of rows that fill as many tiles: each answer is compiled once.
+    """
+    row_tiles = -(-rows // tile.block_rows)
+    wanted = -(-_PROGRAMS // (row_tiles * -(-channels // tile.block_channels)))
     longest = depth // (_MIN_STEPS * tile.block_depth)
-    cheapest = depth // (_PART_BYTES * rows)
+    cheapest = depth // (_PART_BYTES * row_tiles * tile.block_rows)
     return max(1, min(wanted, longest, cheapest, _MAX_SPLITS))

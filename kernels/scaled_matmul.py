@@ -42,7 +42,8 @@ class ScaledMatrix:
     scales: Tensor
 
 
-@triton.jit
+# Whether there is one row, or a multiple of 16, is not worth a kernel of its own.
+@triton.jit(do_not_specialize=["rows"])
 def scaled_matmul_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -105,7 +106,7 @@ def scaled_matmul_kernel(
         tl.store(place, tl.trans(y), mask=is_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def add_parts_kernel(
     parts: tl.tensor,
     row_scales: tl.tensor,
