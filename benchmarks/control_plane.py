@@ -6,7 +6,8 @@ feeds and unpack every token. What is counted is processor time: Valkey's by its
 the others' of their processes. If this machine cannot keep the schedule, it says so, and cores
 are those that the asked rate would take at the measured cost of a token.
 
-Text, HTTP and the engine are not part of it; `platform_cost.py` measures them.
+Text, HTTP and the ledger are not part of that; `gateway_cost.py` then measures them in a whole
+service.
 """
 
 import sys
@@ -19,6 +20,7 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from benchmarks import gateway_cost
 from benchmarks.result_file import write_results
 from benchmarks.serving import percentile
 from benchmarks.simulated_fleet import Fleet, Share, assign_all, publish, read
@@ -96,10 +98,12 @@ def measure(fleet: Fleet) -> ControlPlane:
 
 
 def main(file: Path | None) -> None:
-    """Print the measurement; the exit status says whether the bars were met."""
+    """Print both measurements; the exit status says whether the bars were met."""
     result = measure(Fleet())
-    sys.stdout.write(result.table() + "\n")
-    write_results(file, "control-plane", result.figures())
+    cost = gateway_cost.measure(gateway_cost.Readers())
+    sys.stdout.write(f"{result.table()}\n{cost.table()}\n")
+    figures = {**result.figures(), "cores_over_http": cost.cores()}
+    write_results(file, "control-plane", figures)
     if not result.is_met:
         raise SystemExit(1)
 

@@ -105,10 +105,11 @@ def measure(
     dtype: str = "bfloat16",
     works: Sequence[OfflineWork] = OFFLINE_WORKS,
     num_runs: int = NUM_RUNS,
+    settings: EngineSettings = SETTINGS,
 ) -> EngineSpeed:
     """Load the model, then run all works `num_runs` times, one round after another."""
     started = time.perf_counter()
-    engine = engine_from_folder(folder, SETTINGS, dtype=dtype, execution=ThreadedExecution)
+    engine = engine_from_folder(folder, settings, dtype=dtype, execution=ThreadedExecution)
     load_s = time.perf_counter() - started
     generate, rng = generate_with(engine), random.Random(1)
     try:

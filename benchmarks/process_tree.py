@@ -22,14 +22,10 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def cpu_seconds(root: int) -> float:
-    """Processor time that the tree's living processes have used so far."""
-    ticks = 0
-    for process_id in tree(root):
-        with suppress(OSError):
-            stat = _stat(process_id)
-            ticks += int(stat[11]) + int(stat[12])
-    return ticks / _TICKS_PER_S
+def cpu_seconds_of(process_id: int) -> float:
+    """Processor time that a process has used so far. Raises OSError if it is gone."""
+    stat = _stat(process_id)
+    return (int(stat[11]) + int(stat[12])) / _TICKS_PER_S
 
 
 def thread_cpu_seconds(native_id: int) -> float:

@@ -230,6 +230,42 @@ def compare(  # noqa: PLR0913, PLR0917 - options of a command line
     main(_folder(model).absolute(), peers, precision, plan, json)
 
 
+@bench.command()
+def plots(
+    results: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="What compare --json wrote.")
+    ],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Where the pictures go.")],
+) -> None:
+    """Draw a comparison's results as PNG."""
+    from benchmarks.plots import MATPLOTLIB, NothingToDraw, main
+
+    try:
+        pictures = main(results, out)
+    except ModuleNotFoundError as error:
+        raise CommandFailed(f"Drawing needs {MATPLOTLIB}: pip install {MATPLOTLIB}") from error
+    except NothingToDraw as error:
+        raise CommandFailed(str(error)) from error
+    for picture in pictures:
+        typer.echo(picture)
+
+
+@bench.command()
+def gpu(
+    json: ResultFile = None,
+    tiny: Annotated[
+        bool, typer.Option(help="Try it out on a CPU; set TRITON_INTERPRET=1 before.")
+    ] = False,
+) -> None:
+    """That every Triton kernel is right, and how near it and a whole model come to the roof."""
+    from benchmarks.gpu import CannotMeasure, run
+
+    try:
+        run(json, tiny)
+    except CannotMeasure as reason:
+        raise CommandFailed(str(reason)) from reason
+
+
 def _folder(model: Path | None) -> Path:
     from workers.demo_model import fetch_demo_model
 
