@@ -48,7 +48,7 @@ def llguidance_source(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.source)
         case GrammarKind.CHOICE:
-            return LLMatcher.grammar_from_lark(_choice_rule(_parsed(grammar.source)))
+            return LLMatcher.grammar_from_regex(_choice_regex(_parsed(grammar.source)))
         case GrammarKind.LARK:
             try:
                 lark = any_to_lark(grammar.source)
@@ -66,14 +66,21 @@ def _parsed(source: str) -> object:
         raise GrammarRefused("it is nested too deeply.") from error
 
 
-def _choice_rule(strings: object) -> str:
+def _choice_regex(strings: object) -> str:
+    # As a regex: a rule's alternatives are bounded by the parser's rows, and its strings may not
+    # hold every control character.
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
         raise GrammarRefused("a choice is a list of strings.")
     if not 0 < len(strings) <= MAX_CHOICE_STRINGS:
         raise GrammarRefused(
             f"a choice is of 1 to {MAX_CHOICE_STRINGS} strings, not of {len(strings)}."
         )
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in strings)
+    return "(?:" + "|".join("".join(map(_literal, text)) for text in strings) + ")"
+
+
+def _literal(character: str) -> str:
+    is_plain = character.isascii() and (character.isalnum() or character == " ")
+    return character if is_plain else f"\\x{{{ord(character):x}}}"
 
 
 def _subschemas(schema: object, path: str) -> Iterator[tuple[str, dict[str, object]]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.grammar.grammar_matcher import GrammarMatcher
 from engine.grammar.llguidance_source import GrammarRefused
 from engine.grammar.vocabulary import Vocabulary
-from engine.interface.grammar import Grammar, GrammarKind
+from engine.interface.grammar import MAX_CHOICE_STRINGS, Grammar, GrammarKind
 from engine.text.tokenizer import Tokenizer
 from tests.engine.grammar.schemas import schemas
 from tests.engine.grammar.walks import ids_of, random_output, text_of
@@ -72,6 +72,25 @@ def test_a_choice_is_one_of_its_strings(
     output = random_output(small_vocabulary, Grammar.choice(strings), Random(seed))
     assert output is not None
     assert text_of(small_tokenizer, output) in strings
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_control_character_may_stand_in_a_choice(
+    small_vocabulary: Vocabulary, small_tokenizer: Tokenizer, seed: int
+) -> None:
+    controls = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]))
+    output = random_output(small_vocabulary, Grammar.choice([controls]), Random(seed))
+    assert output is not None
+    assert text_of(small_tokenizer, output) == controls
+
+
+def test_as_many_choices_as_are_allowed_can_be_followed_to_their_end(
+    demo_vocabulary: Vocabulary, demo_tokenizer: Tokenizer
+) -> None:
+    strings = [f"x{number}" for number in range(MAX_CHOICE_STRINGS)]
+    output = random_output(demo_vocabulary, Grammar.choice(strings), Random(0))
+    assert output is not None
+    assert text_of(demo_tokenizer, output) in strings
 
 
 @pytest.mark.parametrize("pattern", [r"[a-f]{3}(-\d{2}){1,2}", r"(yes|no|größer)!?", "[^x\n]{3}"])
