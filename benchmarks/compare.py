@@ -98,12 +98,15 @@ def _compare_offline(
     question = list(tokenizer.encode_plain(QUESTION))
     with ExitStack() as stack:
         workers: list[tuple[str, OfflineProcess]] = []
+        loaded: list[tuple[str, OfflineProcess]] = []
         for one in taking_part:
             with _noted(comparison, f"{one.name} offline"):
                 worker = stack.enter_context(running_worker(one.worker))
                 workers.append((one.name, worker))
-                comparison.add("ready", one.name, worker.ready_s)
-        for name, worker in workers:
+                if one.stays_loaded:
+                    loaded.append((one.name, worker))
+                    comparison.add("ready", one.name, worker.ready_s)
+        for name, worker in loaded:
             with _noted(comparison, f"{name}, asked {QUESTION!r}"):
                 said = worker.say_after(question, ANSWER_TOKENS)
                 text = Detokenizer(tokenizer, at_start=False).push(said)
@@ -115,7 +118,7 @@ def _compare_offline(
                         rate = worker.tokens_per_second(work)
                         comparison.add(work.name, name, rate)
                         _say(f"{comparison.precision} {work.name}: {name} {rate:.1f}")
-        for name, worker in workers:
+        for name, worker in loaded:
             comparison.add("peak memory", name, worker.peak_memory_mb())
 
 

@@ -38,13 +38,15 @@ _MALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 class Contestant:
     """One engine in one precision: how to run it offline, and, on a port, as a server.
 
-    A `server` of None is this service, which `service_process` starts from `dtype`.
+    A `server` of None is this service, which `service_process` starts from `dtype`. One that does
+    not stay loaded has a program for each work: it can neither be asked a question nor weighed.
     """
 
     name: str
     precision: str
     worker: Command
     server: Callable[[int], Command] | None = None
+    stays_loaded: bool = True
 
     @property
     def dtype(self) -> str:
@@ -128,7 +130,7 @@ def _llamacpp(folder: Path, peers: Path, precision: str, seen: dict[str, str]) -
         str(programs / "llama-batched-bench"),
         str(model),
     )
-    return Contestant("llama.cpp", precision, worker, server)
+    return Contestant("llama.cpp", precision, worker, server, stays_loaded=False)
 
 
 def _python(

@@ -6,13 +6,31 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.compare import Plan, compare
 from benchmarks.comparison import BARS, Comparison
-from benchmarks.contestants import contestants
+from benchmarks.contestants import Contestant, contestants
+from benchmarks.offline_process import Command
+from benchmarks.offline_work import OfflineWork
 from benchmarks.peers.make_w8a8 import make_w8a8
 from benchmarks.plots import NothingToDraw, charts_of
 from benchmarks.result_file import write_results
 
 ROWS = list(BARS["bf16"])
+
+
+# An engine that says one word, and more of it in the same time if its name is "fast".
+WORKER = """
+import sys, time
+from benchmarks.offline_worker import serve_works
+
+pace = {"fast": 0.001, "slow": 0.01}[sys.argv[1]]
+
+def generate(prompts, output):
+    time.sleep(pace * output)
+    return [[504] * output for _ in prompts]
+
+serve_works(lambda: generate)
+"""
 
 
 def comparison_at(factor: float) -> Comparison:
@@ -101,3 +119,30 @@ def test_int8_weights_of_a_peer_are_near_those_they_come_from(tmp_path: Path) ->
     assert torch.equal(found["a.norm.weight"], norm)
     config = json.loads((tmp_path / "int8/config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+
+
+def test_engines_take_turns_and_whoever_fails_is_named(
+    demo_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+
+    def contestant(name: str, argument: str) -> Contestant:
+        return Contestant(name, "bf16", Command([sys.executable, str(script), argument]))
+
+    taking_part = [contestant("ours", "fast"), contestant("OpenVINO", "slow")]
+    taking_part.append(contestant("vLLM", "broken"))
+    monkeypatch.setattr("benchmarks.compare.contestants", lambda *_: taking_part)
+    plan = Plan(num_rounds=2, parts=("offline",), offline=(OfflineWork(1, 8, 5),))
+    result = compare(demo_model_folder, None, "bf16", plan)
+    assert {name: len(runs) for name, runs in result.runs["decode b1"].items()} == {
+        "ours": 2,
+        "OpenVINO": 2,
+    }
+    ratio = result.ratio("decode b1", "OpenVINO")
+    assert ratio is not None
+    assert ratio > 2.0
+    assert result.missed() == []
+    (failure,) = (note for note in result.notes if note.startswith("vLLM"))
+    assert "KeyError: 'broken'" in failure
+    assert sum("goes on with" in note for note in result.notes) == 2
