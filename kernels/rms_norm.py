@@ -59,6 +59,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return _launch(x, residual, weight, eps)
 
 
+def num_norm_warps(block: int) -> int:
+    """How many warps hold a row: 16 numbers in each thread, if that is possible."""
+    return min(max(block // 512, 1), 16)
+
+
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     rows, hidden = x.shape
     assert x.stride(1) == 1, x.stride()
@@ -77,6 +82,6 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
             eps,
             adds=residual is not None,
             block=block,
-            num_warps=min(max(block // 512, 1), 16),
+            num_warps=num_norm_warps(block),
         )
     return out

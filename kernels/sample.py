@@ -33,7 +33,7 @@ from torch import Tensor
 
 from kernels.reference.sample import RowSettings
 
-_BLOCK = 8192
+_BLOCK = 4096
 
 
 @triton.jit
@@ -66,36 +66,21 @@ def sample_kernel(
         last_rank = 0x7F800000
         if (top_k > 0) & (top_k < vocab_size):
             last_rank = _rank_of_kth(own, best, temperature, top_k, vocab_size, block)
-        # Whoever is below this rank has been cut by top_p; nobody, at first.
-        drawn_rank, token, total = _draw(
-            own,
-            best,
-            temperature,
-            tl.load(min_ps + row),
-            last_rank,
-            key_a,
-            key_b,
-            vocab_size,
-            block,
-        )
-        # The likeliest token's rank is 0, and it is always kept.
-        is_open = (top_p < 1) & (drawn_rank > 0)
+        min_p = tl.load(min_ps + row)
+        total = -1.0
+        is_open = True
         while is_open:
-            above = _mass_above(own, best, temperature, drawn_rank, vocab_size, block)
-            is_open = above >= top_p * total
+            rank, token, mass = _draw(
+                own, best, temperature, min_p, last_rank, key_a, key_b, vocab_size, block
+            )
+            # The first draw is among all that top_p may keep.
+            total = tl.where(total < 0, mass, total)
+            # The likeliest token's rank is 0, and it is always kept.
+            is_open = (top_p < 1) & (rank > 0)
             if is_open:
-                drawn_rank, token, _ = _draw(
-                    own,
-                    best,
-                    temperature,
-                    tl.load(min_ps + row),
-                    drawn_rank - 1,
-                    key_a,
-                    key_b,
-                    vocab_size,
-                    block,
-                )
-                is_open = drawn_rank > 0
+                above = _mass_above(own, best, temperature, rank, vocab_size, block)
+                is_open = above >= top_p * total
+            last_rank = rank - 1
     tl.store(tokens + row, tl.where(is_sound, token, -1).to(tl.int64))
 
 
@@ -139,9 +124,10 @@ def _rank_of_kth(
     """The rank of the k-th likeliest token, found from its highest digit to its lowest."""
     lanes = tl.arange(0, block)
     digits = tl.arange(0, 256)
-    found = 0
     wanted = top_k.to(tl.int32)
-    for shift in tl.static_range(24, -1, -8):
+    found = wanted * 0
+    for step in range(4):
+        shift = 24 - 8 * step
         counts = tl.zeros((256,), tl.int32)
         for start in range(0, vocab_size, block):
             columns = start + lanes

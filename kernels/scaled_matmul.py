@@ -32,6 +32,8 @@ from kernels.matmul_tiles import Tile, num_splits, tile_for
 # The first capability with a copy engine, and what is assumed where there is no GPU.
 HOPPER = (9, 0)
 _ADD_BLOCK = 1024
+# Making a descriptor takes the host longer than a product of so few rows takes a GPU.
+_MAX_LOW_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +157,11 @@ def scaled_matmul(
     return out
 
 
+def has_copy_engine(rows: int, depth: int, capability: tuple[int, int]) -> bool:
+    """Whether tiles are read through descriptors: of tall products, where it is possible."""
+    return capability >= HOPPER and depth % 16 == 0 and rows > _MAX_LOW_ROWS
+
+
 def _launch(x: ScaledMatrix, weight: ScaledMatrix, bias: Tensor | None, out: Tensor) -> None:
     rows, channels, depth = *out.shape, x.values.shape[1]
     capability = torch.cuda.get_device_capability(out.device) if out.is_cuda else HOPPER
@@ -167,7 +174,7 @@ def _launch(x: ScaledMatrix, weight: ScaledMatrix, bias: Tensor | None, out: Ten
     if splits > 1:
         target = torch.empty((splits, rows, channels), dtype=sum_dtype, device=out.device)
     scales = (x.scales, weight.scales, out if bias is None else bias)
-    has_descriptors = capability >= HOPPER and depth % 16 == 0 and rows > 64
+    has_descriptors = has_copy_engine(rows, depth, capability)
     tiles = triton.cdiv(rows, tile.block_rows) * triton.cdiv(channels, tile.block_channels)
     scaled_matmul_kernel[(tiles, splits)](
         *(_described(x, weight, tile) if has_descriptors else (x.values, weight.values)),
