@@ -33,7 +33,9 @@ class Endpoint:
         """Host and port. Raises ValueError if that is not this machine's loopback."""
         parts = urlsplit(self.base_url)
         if parts.scheme != "http" or parts.hostname not in _LOOPBACK or parts.port is None:
-            raise ValueError(f"{self.base_url!r} is not http://127.0.0.1:PORT")
+            raise ValueError(
+                f"{self.base_url!r} is not http://127.0.0.1:PORT: only loopback is loaded"
+            )
         return parts.hostname, parts.port
 
 

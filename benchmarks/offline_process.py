@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -35,12 +36,17 @@ class Command:
 
 
 class OfflineProcess:
-    """A worker that is loaded, and paused except while it is asked."""
+    """A worker that is loaded, and paused except while it is asked.
+
+    `ready_s` is how long it took from its start, a first short answer included.
+    """
 
     def __init__(self, process: "subprocess.Popen[str]", said: IO[bytes]) -> None:
         self._process = process
         self._said = said
-        self.ready_s = float(str(self._read()["ready_s"]))
+        started = time.perf_counter()
+        self._read()
+        self.ready_s = time.perf_counter() - started
         process_tree.pause(process.pid)
 
     def tokens_per_second(self, work: OfflineWork) -> float:

@@ -7,12 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks import serving
 from benchmarks.completion_client import CompletionFailed, Endpoint, complete
 from benchmarks.serving import ServedWork, at_rate, measure, percentile, run
+from cli.bench import bench
+from cli.errors import CommandFailed
 
 WORK = ServedWork("served", num_requests=6, concurrency=2, prompt=8, output=3, shared=4)
 
@@ -122,3 +126,27 @@ def test_percentiles_lie_between_neighbours() -> None:
     assert percentile([0.0, 10.0], 0.95) == pytest.approx(9.5)
     assert percentile([5.0], 0.95) == 5.0
     assert serving.WORKS["prefix"].shared == 768
+
+
+def test_the_command_measures_any_server_and_keeps_the_results(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    with server(words) as (endpoint, bodies):
+        asked = ["serving", "--base-url", endpoint.base_url, "--model-name", "model"]
+        asked += ["--work", "prefix", "--runs", "1", "--json", str(file)]
+        result = CliRunner().invoke(bench, asked)
+    assert result.exit_code == 0, result.output
+    assert "768 of them common" in result.output
+    assert len(bodies) == 2 + 32
+    (served,) = json.loads(file.read_text())["results"]
+    assert served["runs"][0]["cached_tokens"] == 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("url", "work", "reason"),
+    [("http://example.com", "served", "loopback"), ("http://127.0.0.1:1", "tea", "--work tea")],
+)
+def test_a_command_that_cannot_be_done_says_why(url: str, work: str, reason: str) -> None:
+    asked = ["serving", "--base-url", url, "--model-name", "model", "--work", work]
+    result = CliRunner().invoke(bench, asked)
+    assert isinstance(result.exception, CommandFailed)
+    assert reason in str(result.exception)
