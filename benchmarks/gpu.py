@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import triton
 
-from benchmarks.gpu_attention import DenseCache
+from benchmarks.gpu_attention import PagedCache, attention_cases, num_slots
 from benchmarks.gpu_kernels import Case, Place, linear_cases, rowwise_cases, sampling_cases
 from benchmarks.gpu_model import LINEARS, Model, TritonLlama
 from benchmarks.gpu_report import KernelNumbers, KernelRow, Report, StepNumbers, StepRow
@@ -41,6 +41,7 @@ class Plan:
     rows: int
     sampled_rows: Sequence[int]
     linear_rows: Sequence[int]
+    attended: Sequence[Size]
     steps: Sequence[Size]
     rounds: int
     square: int
@@ -63,6 +64,7 @@ def gpu_plan() -> Plan:
         rows=4096,
         sampled_rows=(1, 256),
         linear_rows=(1, 16, 64, 256, 4096),
+        attended=((1, 16_383, 1), (64, 1023, 1), (256, 1023, 1), (1, 0, 4096), (4, 4096, 512)),
         steps=decodes + prefills,
         rounds=15,
         square=8192,
@@ -77,6 +79,7 @@ def tiny_plan() -> Plan:
         rows=2,
         sampled_rows=(1,),
         linear_rows=(2,),
+        attended=((2, 19, 1), (1, 0, 5)),
         steps=((2, 7, 1), (1, 0, 3)),
         rounds=1,
         square=64,
@@ -85,8 +88,9 @@ def tiny_plan() -> Plan:
 
 def own_model(plan: Plan, weights: str) -> Model:
     """The model that is measured if nobody brings another."""
-    sequences, tokens = zip(*((size[0], size[1] + size[2]) for size in plan.steps), strict=True)
-    cache = DenseCache(plan.shape, plan.place, max(sequences), max(tokens))
+    tokens = [context + new_tokens for _, context, new_tokens in plan.steps]
+    slots = [num_slots(size[0], length) for size, length in zip(plan.steps, tokens, strict=True)]
+    cache = PagedCache(plan.shape, plan.place, max(slots), max(tokens))
     return TritonLlama(plan.shape, plan.place, weights, cache)
 
 
@@ -137,6 +141,7 @@ def _cases(plan: Plan) -> Iterator[Case]:
         yield from sampling_cases(plan.shape, rows, plan.place)
     for rows in plan.linear_rows:
         yield from linear_cases(plan.shape, rows, plan.place)
+    yield from attention_cases(plan.shape, plan.place, plan.attended)
 
 
 def _kernel_row(case: Case, stopwatch: Stopwatch, ceilings: Ceilings) -> KernelRow:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu_attention import Attend, DenseCache
+from benchmarks.gpu_attention import Attend, PagedCache
 from benchmarks.gpu_kernels import Place, row_settings
 from benchmarks.gpu_shape import LlamaShape
 from kernels.fp8_linear import fp8_linear
@@ -79,7 +79,7 @@ class Layer:
 class TritonLlama:
     """The model; `weights` names one of LINEARS, `cache` keeps and attends."""
 
-    def __init__(self, shape: LlamaShape, place: Place, weights: str, cache: DenseCache) -> None:
+    def __init__(self, shape: LlamaShape, place: Place, weights: str, cache: PagedCache) -> None:
         self._shape = shape
         self._place = place
         self._cache = cache

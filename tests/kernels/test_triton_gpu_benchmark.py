@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import gpu
-from benchmarks.gpu_attention import DenseCache
+from benchmarks.gpu_attention import PagedCache, num_slots
 from benchmarks.gpu_kernels import Case, Place
 from benchmarks.gpu_model import LINEARS, TritonLlama
 from benchmarks.gpu_shape import TINY
@@ -58,7 +58,7 @@ def dense_states(model: TritonLlama, token_ids: Tensor) -> Tensor:
 
 def test_the_measured_model_is_a_llama() -> None:
     torch.manual_seed(0)
-    model = TritonLlama(TINY, PLACE, "bf16", cache := DenseCache(TINY, PLACE, 2, 8))
+    model = TritonLlama(TINY, PLACE, "bf16", cache := PagedCache(TINY, PLACE, num_slots(2, 8), 8))
     token_ids = torch.randint(TINY.vocab_size, (2, 8))
     stored = model.hidden_states(token_ids[:, :7].flatten(), cache.attention(2, 0, 7))
     added = model.hidden_states(token_ids[:, 7], cache.attention(2, 7, 1))
@@ -78,6 +78,7 @@ def test_a_tiny_run_checks_every_kernel_and_times_every_step(
         *("rms_norm", "add_rms_norm", "silu_mul", "gelu_mul", "chosen_logprobs"),
         *("sample greedy", "sample plain", "sample top_p", "sample top_k, top_p"),
         *("int8 quantise", "int8 product", "fp8 quantise", "fp8 product"),
+        *("paged_attention 2 x 1 after 19", "paged_attention 1 x 5 after 0"),
     }
     for row in results["kernels"]:
         assert row["name"] in table
