@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.e4m3 import round_to_e4m3
 from kernels.scaled_matmul import HOPPER, ScaledMatrix, scaled_matmul
 
 _BLOCK = 4096
@@ -49,23 +50,9 @@ def quantise_fp8_kernel(
         columns = start + lanes
         part = tl.load(x + row * stride + columns, mask=columns < width, other=0.0)  # [block]
         scaled = tl.where(is_sound, part.to(tl.float32) * inverse, 0.0)
-        rounded = _round_to_e4m3(tl.minimum(tl.maximum(scaled, -448.0), 448.0))
+        rounded = round_to_e4m3(scaled)
         place = values + row * width + columns
         tl.store(place, rounded.to(tl.float8e4nv), mask=columns < width)
-
-
-@triton.jit
-def _round_to_e4m3(x: tl.tensor) -> tl.tensor:
-    """The nearest e4m3 numbers, halves to even, still in float32: converting them is exact.
-
-    From 2^-6 up, 3 of 23 bits after the first stay: adding half of the last one, or a little
-    less where it is 0, carries as rounding does. Below, steps are 2^-9, which are the last
-    places of a sum with 1.5 x 2^14.
-    """
-    bits = x.to(tl.int32, bitcast=True)
-    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
-    small = (x + 24576.0) - 24576.0
-    return tl.where(tl.abs(x) < 0.015625, small, bits.to(tl.float32, bitcast=True))
 
 
 def quantise_fp8(x: Tensor) -> ScaledMatrix:
