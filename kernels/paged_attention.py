@@ -2,8 +2,8 @@
 
     out[t, h] = sum over s of softmax over s(scale q[t, h] . k[s, h / group]) v[s, h / group]
 
-where s are the places that token t sees. A token at position p sees the places 0 .. p of its row, or with a window the last `window` of
-them. A soft cap squeezes scores first: cap x tanh(score / cap).
+where s are the places that token t sees: at position p, places 0 .. p of its row, or with a
+window the last `window` of them. A soft cap squeezes scores first: cap x tanh(score / cap).
 
 Shapes: query, out [tokens, heads, head_dim]; cache [2 x kv_heads, num_slots, head_dim], keys of
 every head, then values, in the queries' dtype or e4m3 with one scale for keys and one for values;

@@ -62,7 +62,7 @@ _SMALL: Mapping[Work, Tiles] = {
         32: AttentionTile(128, 64, num_warps=4, num_stages=3),
         64: AttentionTile(128, 64, num_warps=8, num_stages=3),
         128: AttentionTile(128, 64, num_warps=8, num_stages=2),
-        256: AttentionTile(64, 32, num_warps=4, num_stages=2),
+        256: AttentionTile(64, 32, num_warps=8, num_stages=2),
     },
     Work.DECODE: {
         16: AttentionTile(MIN_ROWS, 64, num_warps=4, num_stages=4),

@@ -6,6 +6,6 @@ That is a decision for a whole process, so these tests run in one of their own, 
 
 import os
 
-INTERPRETED = ["test_triton_*.py", "test_quantised_linear.py"]
+INTERPRETED = ["test_triton_*.py", "test_quantised_linear.py", "test_copy_blocks.py"]
 
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else INTERPRETED
