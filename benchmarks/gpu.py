@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import triton
 
-from benchmarks.gpu_attention import PagedCache, attention_cases, num_slots
+from benchmarks.gpu_attention import PagedCache, attention_cases, cache_cases, num_slots
 from benchmarks.gpu_kernels import Case, Place, linear_cases, rowwise_cases, sampling_cases
 from benchmarks.gpu_model import LINEARS, Model, TritonLlama
 from benchmarks.gpu_report import KernelNumbers, KernelRow, Report, StepNumbers, StepRow
@@ -141,6 +141,7 @@ def _cases(plan: Plan) -> Iterator[Case]:
         yield from sampling_cases(plan.shape, rows, plan.place)
     for rows in plan.linear_rows:
         yield from linear_cases(plan.shape, rows, plan.place)
+    yield from cache_cases(plan.shape, plan.place, plan.rows)
     yield from attention_cases(plan.shape, plan.place, plan.attended)
 
 

@@ -16,9 +16,10 @@ from torch.nn import functional
 from benchmarks.gpu_kernels import BOUNDS, Case, Place
 from benchmarks.gpu_shape import LlamaShape
 from kernels.attention_rows import AttentionRows, AttentionShape, attention_rows
+from kernels.copy_blocks import copy_blocks
 from kernels.paged_attention import Look, paged_attention
-from kernels.reference.paged_attention import write_kv
 from kernels.reference.rope import apply_rope, rope_tables
+from kernels.rope_store import Store, Turn, rope_store
 
 # Layer and its qkv [tokens, qkv_width] in, attended [tokens, heads x head_dim] out.
 Attend = Callable[[int, Tensor], Tensor]
@@ -76,27 +77,48 @@ class PagedCache:
             dtype=place.dtype,
             device=place.device,
         )
-        pairs = torch.arange(0, shape.head_dim, 2) / shape.head_dim
-        tables = rope_tables(shape.rope_theta**-pairs, tokens)
-        self._cos, self._sin = (table.to(place.device, place.dtype) for table in tables)
+        self._turn = Turn(_rope(shape, place, tokens))
 
     def attention(self, sequences: int, context: int, new_tokens: int) -> Attend:
         """How the new tokens of so many sequences are stored, and what they see."""
-        shape = self._shape
-        layout = lay_out(shape, self._place, sequences, context, new_tokens)
-        cos, sin = self._cos[layout.positions], self._sin[layout.positions]
+        layout = lay_out(self._shape, self._place, sequences, context, new_tokens)
+        stores = [Store(cache, layout.slots) for cache in self._caches]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            heads = qkv.view(len(qkv), -1, shape.head_dim)
-            turned = apply_rope(heads[:, : -shape.kv_heads].contiguous(), cos, sin)
-            kv = torch.cat((turned[:, shape.heads :], heads[:, -shape.kv_heads :]), dim=1)
-            write_kv(self._caches[layer], kv, layout.slots)
-            out = paged_attention(
-                turned[:, : shape.heads], self._caches[layer], layout.rows, self._look
-            )
+            query = rope_store(qkv, layout.positions, self._turn, stores[layer])
+            out = paged_attention(query, self._caches[layer], layout.rows, self._look)
             return out.view(len(qkv), -1)
 
         return attend
+
+
+def cache_cases(shape: LlamaShape, place: Place, tokens: int) -> Iterator[Case]:
+    """Storing so many tokens, and moving as many to other blocks."""
+    size, slots = place.dtype.itemsize, num_slots(1, tokens)
+    layout = lay_out(shape, place, 1, 0, tokens)
+    cos, sin = _rope(shape, place, tokens)
+    qkv = place.normal(tokens, shape.qkv_width)
+    cache = place.normal(2 * shape.kv_heads, slots, shape.head_dim)
+    turn, store = Turn((cos, sin)), Store(cache, layout.slots)
+    yield Case(
+        f"rope_store [{tokens}, {shape.qkv_width}]",
+        partial(_turned_and_stored, qkv, layout.positions, turn, store),
+        partial(_turned, qkv, (cos, sin), shape),
+        BOUNDS[place.dtype],
+        2 * size * qkv.numel(),
+        timed=partial(rope_store, qkv, layout.positions, turn, store),
+    )
+    blocks = torch.randperm(slots // BLOCK_SIZE, device=place.device)
+    moves = (blocks, blocks.flip(0))
+    target = torch.zeros_like(cache)
+    yield Case(
+        f"copy_blocks {len(blocks)} of {BLOCK_SIZE} x {shape.head_dim}",
+        partial(_moved, cache, target, moves),
+        partial(_strewn, cache, moves),
+        0.0,
+        2 * size * cache.numel(),
+        timed=partial(copy_blocks, cache, target, moves, BLOCK_SIZE),
+    )
 
 
 def attention_cases(
@@ -143,3 +165,34 @@ def _dense(query: Tensor, cache: Tensor, layout: Layout, scale: float) -> Tensor
         )
         outs.append(out[0].transpose(0, 1))
     return torch.cat(outs)
+
+
+def _rope(shape: LlamaShape, place: Place, tokens: int) -> tuple[Tensor, Tensor]:
+    pairs = torch.arange(0, shape.head_dim, 2) / shape.head_dim
+    cos, sin = rope_tables(shape.rope_theta**-pairs, tokens)
+    return cos.to(place.device, place.dtype), sin.to(place.device, place.dtype)
+
+
+def _turned_and_stored(qkv: Tensor, positions: Tensor, turn: Turn, store: Store) -> Tensor:
+    query = rope_store(qkv, positions, turn, store)
+    return torch.cat((query, store.cache[:, store.slots].transpose(0, 1)), dim=1)
+
+
+def _turned(qkv: Tensor, rope: tuple[Tensor, Tensor], shape: LlamaShape) -> Tensor:
+    heads = qkv.double().view(len(qkv), -1, shape.head_dim)
+    cos, sin = (table.double() for table in rope)
+    turned = apply_rope(heads[:, : -shape.kv_heads].contiguous(), cos, sin)
+    return torch.cat((turned, heads[:, -shape.kv_heads :]), dim=1)
+
+
+def _moved(cache: Tensor, target: Tensor, moves: tuple[Tensor, Tensor]) -> Tensor:
+    copy_blocks(cache, target, moves, BLOCK_SIZE)
+    return target
+
+
+def _strewn(cache: Tensor, moves: tuple[Tensor, Tensor]) -> Tensor:
+    sources, destinations = moves
+    blocks = cache.view(len(cache), -1, BLOCK_SIZE, cache.shape[-1])
+    strewn = torch.zeros_like(blocks)
+    strewn[:, destinations] = blocks[:, sources]
+    return strewn.view(cache.shape).double()

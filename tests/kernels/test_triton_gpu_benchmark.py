@@ -79,6 +79,7 @@ def test_a_tiny_run_checks_every_kernel_and_times_every_step(
         *("sample greedy", "sample plain", "sample top_p", "sample top_k, top_p"),
         *("int8 quantise", "int8 product", "fp8 quantise", "fp8 product"),
         *("paged_attention 2 x 1 after 19", "paged_attention 1 x 5 after 0"),
+        *("rope_store", "copy_blocks 1 of 16 x 16"),
     }
     for row in results["kernels"]:
         assert row["name"] in table
