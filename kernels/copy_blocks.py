@@ -28,7 +28,8 @@ _HOST_PROGRAMS = 32
 _WORD_BYTES = 4
 
 
-@triton.jit
+# How many runs there are is not worth a kernel of its own.
+@triton.jit(do_not_specialize=["num_runs"])
 def copy_blocks_kernel(
     source: tl.tensor,
     target: tl.tensor,

@@ -50,7 +50,8 @@ class Look:
     value_scale: float = 1.0
 
 
-@triton.jit
+# The width of tables changes from step to step, and is not worth a kernel of its own.
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def paged_attention_kernel(
     query: tl.tensor,
     cache: tl.tensor,
