@@ -1,6 +1,6 @@
 """What the Triton kernels do on one GPU: are they right, how near the roof, how fast a model.
 
-In under six minutes: every kernel against float64, then against the measured copy bandwidth and
+In six minutes at most: every kernel against float64, then against the measured copy bandwidth and
 matrix products; then the steps of a model of random weights in the shape of Llama-3-8B, decode by
 batch and prefill, launched kernel by kernel and as CUDA graphs. Prints a table, and writes JSON
 if asked. It needs torch and Triton only, so it runs where nothing else of ours is installed:
@@ -8,7 +8,7 @@ if asked. It needs torch and Triton only, so it runs where nothing else of ours 
     python -m benchmarks.gpu --json gpu.json
     TRITON_INTERPRET=1 python -m benchmarks.gpu --tiny          anywhere: tries out the code
 
-A kernel that does not compile, or a step that finds no room, is a line of the table.
+A kernel that does not compile, or a step that finds no room or no time, is a line of the table.
 """
 
 import argparse
@@ -34,7 +34,10 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: kernels by rows, steps by (sequences, tokens stored, new tokens)."""
+    """What is measured: kernels by rows, steps by (sequences, tokens stored, new tokens).
+
+    Nothing is begun after `limit_s`.
+    """
 
     shape: LlamaShape
     place: Place
@@ -45,6 +48,7 @@ class Plan:
     steps: Sequence[Size]
     rounds: int
     square: int
+    limit_s: float = 330.0
 
 
 class CannotMeasure(RuntimeError):
@@ -99,7 +103,7 @@ def measure(plan: Plan, build: Build = own_model) -> Report:
     torch.manual_seed(0)
     started = time.perf_counter()
     device = plan.place.device
-    stopwatch = Stopwatch(device, plan.rounds)
+    stopwatch = Stopwatch(device, plan.rounds, started + plan.limit_s)
     ceilings = measure_ceilings(stopwatch, device, plan.square)
     kernels = [_kernel_row(case, stopwatch, ceilings) for case in _cases(plan)]
     steps = [

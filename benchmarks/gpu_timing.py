@@ -34,16 +34,22 @@ class Ceilings:
 
 
 class Stopwatch:
-    """Times runs on one device."""
+    """Times runs on one device, until it is too late for another: `deadline` is a perf_counter."""
 
-    def __init__(self, device: torch.device, rounds: int) -> None:
+    def __init__(self, device: torch.device, rounds: int, deadline: float) -> None:
         self._rounds = rounds
+        self._deadline = deadline
         self._flushed: Tensor | None = None
         if device.type == "cuda":
             self._flushed = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)
 
     def seconds(self, run: Callable[[], object], flushes: bool = True) -> float:
-        """The median of several runs, each from a cold cache unless told otherwise."""
+        """The median of several runs, each from a cold cache unless told otherwise.
+
+        Raises TimeoutError after the deadline.
+        """
+        if time.perf_counter() > self._deadline:
+            raise TimeoutError("no time was left")
         if self._flushed is None:
             return statistics.median(_clocked(run) for _ in range(self._rounds))
         for _ in range(_NUM_WARM_UP):

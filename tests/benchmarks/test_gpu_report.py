@@ -1,9 +1,13 @@
 """What the GPU benchmark says of its numbers. The kernels run in tests/kernels."""
 
 import math
+import time
+
+import pytest
+import torch
 
 from benchmarks.gpu_report import KernelNumbers, KernelRow, Report, StepNumbers, StepRow
-from benchmarks.gpu_timing import Ceilings
+from benchmarks.gpu_timing import Ceilings, Stopwatch
 
 CEILINGS = Ceilings(bytes_per_s=1e12, operations={"bf16": 1e14, "fp8": 4e14})
 
@@ -38,3 +42,12 @@ def test_a_step_counts_by_its_faster_way() -> None:
     assert fields[-4:] == ["20.000", "10.000", "800", "50.0"]
     alone = StepRow("bf16", 1, 0, 5, StepNumbers(eager_s=0.01, graph_s=None, least_s=0.005))
     assert report(steps=(alone,)).table().splitlines()[-1].split()[-3:] == ["-", "500", "50.0"]
+
+
+def test_nothing_is_timed_after_the_deadline() -> None:
+    runs: list[int] = []
+    cpu, now = torch.device("cpu"), time.perf_counter()
+    assert Stopwatch(cpu, 3, now + 60).seconds(lambda: runs.append(1)) >= 0
+    with pytest.raises(TimeoutError, match="no time"):
+        Stopwatch(cpu, 3, now - 1).seconds(lambda: runs.append(1))
+    assert len(runs) == 3
