@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.layers.attention import CacheShape, attention_batch
 from engine.layers.step_layout import step_layout
 from engine.models.decoder import Decoder
 
@@ -67,7 +66,6 @@ def first_differences(
 
 def _next_logits(decoder: Decoder, context: list[int]) -> torch.Tensor:
     """The model's scores after a context, computed alone and in one go."""
-    about = decoder.description
     num_blocks = -(-len(context) // BLOCK_SIZE)
     layout = step_layout(
         np.zeros(1, np.int64),
@@ -75,15 +73,7 @@ def _next_logits(decoder: Decoder, context: list[int]) -> torch.Tensor:
         np.arange(num_blocks, dtype=np.int32)[None],
         BLOCK_SIZE,
     )
-    shape = CacheShape(about.num_kv_heads, num_blocks, BLOCK_SIZE, about.head_dim)
-    caches = torch.zeros(
-        about.num_layers, 2 * about.num_kv_heads, num_blocks * BLOCK_SIZE, about.head_dim
-    )
+    caches = decoder.new_caches(num_blocks, BLOCK_SIZE)
     with torch.inference_mode():
-        hidden = decoder.hidden_states(
-            torch.tensor(context),
-            torch.from_numpy(layout.positions),
-            attention_batch(layout, shape, decoder.dtype),
-            caches,
-        )
-        return decoder.logits(hidden[-1:])[0]
+        hidden, _ = decoder.hidden_states(np.array(context), layout, caches)
+        return decoder.logits(hidden, np.array([len(context) - 1]))[0].clone()

@@ -30,7 +30,7 @@ class ReplicaSettings(StoreSettings):
     """One replica. `headrace_model` is a model in force, or one pinned as name@version."""
 
     headrace_model: str
-    headrace_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    headrace_dtype: Literal["bfloat16", "float32", "int8"] = "bfloat16"
     headrace_kv_tokens: int = Field(default=32_768, ge=64)
     headrace_host_kv_tokens: int = Field(default=16_384, ge=0)
     """KV of preempted and idle sequences that is kept in host memory; 0 keeps none."""

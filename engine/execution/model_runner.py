@@ -55,9 +55,8 @@ class ModelRunner:
             if not work.num_rows:
                 return ModelRunnerOutput(np.empty(0, dtype=np.int64), moves_s=moves_s)
             self._masks.begin(work)
-            layout, hidden = self._rank.hidden_states(work)
+            layout, hidden, broken = self._rank.hidden_states(work)
             allowed, errors = self._masks.finish()
-            broken = self._rank.wipe_broken_rows(layout, hidden)
             errors |= dict.fromkeys(broken, _NOT_FINITE)
             scores = self._scored(work, layout, hidden, errors)
             is_wanted = work.is_sampled.copy()
@@ -82,9 +81,8 @@ class ModelRunner:
             return token_ids, {}
         rows = wanted.tolist()
         index = {row: i for i, row in enumerate(rows)} if work.histories else {}
-        last = torch.from_numpy(layout.offsets[wanted + 1] - 1)
         sampled, logprobs = self._sampler.sample(
-            self._logits(hidden[last]),
+            self._logits(hidden, layout.offsets[wanted + 1] - 1),
             SampledRows(
                 [work.specs[row] for row in rows],
                 work.slots[wanted],
@@ -108,9 +106,12 @@ class ModelRunner:
             if row in errors:
                 continue
             start = int(layout.offsets[row])
+
+            def logits_of(begin: int, end: int, start: int = start) -> Tensor:
+                return self._logits(hidden, np.arange(start + begin, start + end))
+
             entries = prompt_logprobs(
-                self._logits,
-                hidden[start : start + len(targets)],
+                logits_of,
                 targets,
                 work.specs[row].sampling.prompt_logprobs or 0,
             )

@@ -5,12 +5,11 @@ and, since hidden states are equal on all of them, wipe the same broken rows.
 """
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.execution.block_mover import BlockMover
 from engine.execution.ranks.rank_step import RankStep
-from engine.layers.attention import CacheShape, attention_batch
 from engine.layers.step_layout import StepLayout, step_layout
 from engine.models.decoder import Decoder
 from engine.scheduling.scheduler_output import SchedulerOutput
@@ -19,59 +18,38 @@ StepInputs = SchedulerOutput | RankStep
 
 
 class RankModel:
-    """A decoder, or one rank's share of it, and its cache. Call it in inference mode.
-
-    The cache is [layers, 2 x kv_heads, num_blocks x block_size, head_dim], with the KV heads
-    that are computed here. It holds finite numbers only: attention masks stale places but still
-    multiplies them.
-    """
+    """A decoder, or one rank's share of it, and its cache. Call it in inference mode."""
 
     def __init__(
         self, decoder: Decoder, num_blocks: int, block_size: int, num_host_blocks: int
     ) -> None:
-        description = decoder.description
         self.decoder = decoder
-        self._shape = CacheShape(
-            description.num_kv_heads, num_blocks, block_size, description.head_dim
-        )
-        self._caches = torch.zeros(
-            description.num_layers,
-            2 * description.num_kv_heads,
-            num_blocks * block_size,
-            description.head_dim,
-            dtype=decoder.dtype,
-        )
-        self._mover = BlockMover(self._caches, block_size, num_host_blocks)
+        self._caches = decoder.new_caches(num_blocks, block_size)
+        self._mover = BlockMover(self._caches.tensor, block_size, num_host_blocks)
 
     def compute(self, step: StepInputs) -> None:
         """All of a step but its words."""
         self.move(step)
         if len(step.counts):
-            self.wipe_broken_rows(*self.hidden_states(step))
+            self.hidden_states(step)
 
     def move(self, step: StepInputs) -> float:
         """Carry out the step's moves, which come first; the seconds they took."""
         return self._mover.carry_out(step.moves) if step.moves else 0.0
 
-    def hidden_states(self, step: StepInputs) -> tuple[StepLayout, Tensor]:
-        """The last hidden states [tokens, hidden] of the step, and where its tokens stand."""
-        layout = step_layout(step.starts, step.counts, step.block_tables, self._shape.block_size)
-        windows = self.decoder.description.windows
-        hidden = self.decoder.hidden_states(
-            torch.from_numpy(step.token_ids),
-            torch.from_numpy(layout.positions),
-            attention_batch(layout, self._shape, self.decoder.dtype, windows),
-            self._caches,
-        )
-        return layout, hidden
+    def hidden_states(self, step: StepInputs) -> tuple[StepLayout, Tensor, list[int]]:
+        """Where the step's tokens stand, their last hidden states [tokens, hidden], broken rows.
 
-    def wipe_broken_rows(self, layout: StepLayout, hidden: Tensor) -> list[int]:
-        """Rows with a NaN or infinity in this step; what they wrote is wiped at once."""
-        is_broken = ~hidden.isfinite().all(dim=-1).numpy()
+        A row is broken if it has a NaN or infinity in this step; what it wrote is wiped at once.
+        """
+        layout = step_layout(step.starts, step.counts, step.block_tables, self._caches.block_size)
+        hidden, is_finite = self.decoder.hidden_states(step.token_ids, layout, self._caches)
+        return layout, hidden, self._wiped(layout, ~is_finite.numpy())
+
+    def _wiped(self, layout: StepLayout, is_broken: NDArray[np.bool_]) -> list[int]:
         if not is_broken.any():
             return []
         rows = np.unique(layout.rows[is_broken])
-        written = layout.slots[np.isin(layout.rows, rows)]
-        self._caches[:, :, torch.from_numpy(written)] = 0
+        self.decoder.wipe(self._caches, layout.slots[np.isin(layout.rows, rows)])
         broken: list[int] = rows.tolist()
         return broken

@@ -19,9 +19,9 @@ from engine.execution.sampling_table import SamplingTable, Settings
 from engine.execution.token_logprobs import token_logprobs
 from engine.interface.token_logprobs import TokenLogprob
 from engine.scheduling.scheduler_output import SequenceSpec
-from kernels.reference.gumbel_noise import gumbel_noise, noise_keys
+from kernels.dispatch import sample
+from kernels.reference.sample import RowSettings
 from kernels.reference.score_penalties import penalise_presence, penalise_repetition
-from kernels.reference.token_filters import least_probability
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +56,8 @@ class Sampler:
         settings = self._table.settings(rows.specs, rows.slots)
         raw = logits.float()
         scores = self._edited(raw, rows, settings)
-        # The largest score is finite exactly if the row has no NaN, no +inf, and any score at all.
-        best, token_ids = scores.max(dim=-1)
-        drawn = np.flatnonzero(~settings["is_greedy"])
-        if drawn.size:
-            token_ids[drawn] = _draw(
-                _rows(scores, drawn), _rows(best, drawn), settings[drawn], rows.positions[drawn]
-            )
-        sampled: NDArray[np.int64] = token_ids.where(best.isfinite(), NO_TOKEN).numpy()
+        token_ids = sample(scores, _row_settings(settings, rows.positions))
+        sampled: NDArray[np.int64] = token_ids.numpy()
         told = np.flatnonzero((settings["num_top"] >= 0) & (sampled != NO_TOKEN))
         if not told.size:
             return sampled, {}
@@ -123,33 +117,21 @@ def _bias_and_penalise(
     )
 
 
-def _draw(scores: Tensor, best: Tensor, settings: Settings, positions: NDArray[np.int64]) -> Tensor:
-    """Temperature, then the filters, then the largest of score plus Gumbel noise."""
-    # From the largest down, so that dividing by a small temperature overflows to -inf only.
-    scores = (scores - best[:, None]) / _column(settings["temperature"])[:, None]
-    filtered = np.flatnonzero(settings["is_filtered"])
-    if filtered.size:
-        kept, vocab_size = settings[filtered], scores.shape[-1]
-        top_k = np.where(kept["top_k"] > 0, kept["top_k"], vocab_size).clip(max=vocab_size)
-        likely = _rows(scores, filtered)
-        probabilities = likely.softmax(dim=-1)
-        least = least_probability(
-            probabilities,
-            torch.from_numpy(top_k),
-            _column(kept["top_p"]),
-            _column(kept["min_p"]),
-        )
-        scores[filtered] = likely.masked_fill(probabilities < least[:, None], float("-inf"))
-    keys = noise_keys(
-        _column(settings["seed"]), _column(settings["choice"]), torch.from_numpy(positions)
+def _row_settings(settings: Settings, positions: NDArray[np.int64]) -> RowSettings:
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(settings[name].copy())
+
+    return RowSettings(
+        column("temperature"),
+        column("top_k"),
+        column("top_p"),
+        column("min_p"),
+        column("seed"),
+        column("choice"),
+        torch.from_numpy(positions),
     )
-    return (scores + gumbel_noise(keys, scores.shape[-1])).argmax(dim=-1)
 
 
 def _rows(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """These rows; the tensor itself when that is all of them."""
     return tensor if len(rows) == len(tensor) else tensor[torch.from_numpy(rows)]
-
-
-def _column(values: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
-    return torch.from_numpy(values.copy())

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from engine.scheduling.scheduler_output import SequenceSpec
 
-# One row's settings. Before position `free_from` no token may end the output; a row is edited
-# if its scores are biased or penalised; `num_top` is -1 where no logprobs are wanted.
+# One row's settings; a temperature of 0 takes the likeliest. Before position `free_from` no token
+# may end the output; a row is edited if its scores are biased or penalised; `num_top` is -1 where
+# no logprobs are wanted.
 SETTINGS = np.dtype(
     [
         ("seed", np.int64),
@@ -23,8 +24,6 @@ SETTINGS = np.dtype(
         ("temperature", np.float32),
         ("top_p", np.float32),
         ("min_p", np.float32),
-        ("is_greedy", np.bool_),
-        ("is_filtered", np.bool_),
         ("is_edited", np.bool_),
     ]
 )
@@ -61,10 +60,8 @@ def _settings_of(spec: SequenceSpec) -> tuple[float, ...]:
         spec.num_prompt_tokens + sampling.min_tokens,
         max(sampling.top_k, 0),
         -1 if sampling.logprobs is None else sampling.logprobs,
-        sampling.temperature,
+        0.0 if sampling.is_greedy else sampling.temperature,
         sampling.top_p,
         sampling.min_p,
-        sampling.is_greedy,
-        sampling.is_filtered,
         bool(sampling.logit_bias) or sampling.is_penalised,
     )

@@ -37,19 +37,19 @@ def token_logprobs(
 
 
 def prompt_logprobs(
-    logits_of: Callable[[Tensor], Tensor],
-    hidden: Tensor,
+    logits_of: Callable[[int, int], Tensor],
     targets: NDArray[np.int64],
     num_top: int,
 ) -> tuple[TokenLogprob, ...] | None:
-    """What the model thought of each prompt token, by the hidden states of the tokens before.
+    """What the model thought of each prompt token, by the scores of what follows the one before.
 
-    `targets[i]` follows the token of `hidden[i]`. None if any scores are not finite.
+    `logits_of(a, b)` are the scores [b - a, vocab] of targets a .. b - 1. None if any scores are
+    not finite.
     """
     entries: list[TokenLogprob] = []
     for start in range(0, len(targets), _PIECE):
         piece = targets[start : start + _PIECE]
-        logits = logits_of(hidden[start : start + len(piece)])
+        logits = logits_of(start, start + len(piece))
         if not bool(logits.amax(dim=-1).isfinite().all()):
             return None
         entries += token_logprobs(logits, piece, [num_top] * len(piece))

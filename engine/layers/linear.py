@@ -8,21 +8,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.reference.int8_linear import int8_linear, quantise_int8
+
 
 class Linear:
-    """A fixed projection from in_features to out_features: weight [out, in], bias [out]."""
+    """A fixed projection from in_features to out_features: weight [out, in], bias [out].
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    With `is_int8` it multiplies in int8, as `kernels/reference/int8_linear.py` defines it.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = False
+    ) -> None:
         self._bias = bias
-        self._is_packed = _can_pack(weight)
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-            if self._is_packed
-            else weight
-        )
+        self._scales: Tensor | None = None
+        self._is_packed = not is_int8 and _can_pack(weight)
+        if is_int8:
+            self._weight, self._scales = quantise_int8(weight)
+        elif self._is_packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        else:
+            self._weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """Project x [rows, in] to [rows, out]."""
+        if self._scales is not None:
+            return int8_linear(x, self._weight, self._scales, self._bias)
         if self._is_packed:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(
                 x, self._weight, self._bias, "none", [], ""

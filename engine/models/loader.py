@@ -8,29 +8,43 @@ them, for looking up a token costs nothing; the output weights are on the first 
 chooses words without asking the others.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from engine.layers.linear import Linear
 from engine.layers.shard import WHOLE, Shard
 from engine.models.config_file import UnsupportedModel
-from engine.models.decoder import Decoder, DecoderLayer, DecoderWeights, RopeTables
+from engine.models.cpu_decoder import CpuDecoder
+from engine.models.decoder import (
+    Decoder,
+    DecoderWeights,
+    LayerWeights,
+    LinearWeights,
+    RopeTables,
+)
 from engine.models.description import DecoderDescription, read_description
 from engine.models.rope_description import RopeDescription
 from engine.models.rope_frequencies import amplitude, frequencies
+from engine.models.torch_decoder import TorchDecoder
 from engine.weights.safetensors_folder import SafetensorsFolder, WeightsNotUsable
+from kernels.cpu.extension import extension
 from kernels.reference.rope import rope_tables
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# What all but the projections computes in.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 
 
-def load_decoder(folder: Path, dtype: str, shard: Shard = WHOLE) -> Decoder:
-    """Load the model, or a share of it, to compute in the given dtype ("float32" or "bfloat16").
+def load_decoder(
+    folder: Path, dtype: str, shard: Shard = WHOLE, *, has_kernels: bool = True
+) -> Decoder:
+    """Load the model, or a share of it, to compute in "float32", "bfloat16" or "int8".
 
-    Raises UnsupportedModel, naming what is wrong and what is supported.
+    In int8, projections multiply whole numbers, rounded at load and at each step, and everything
+    else is bfloat16. `has_kernels` False computes with torch's operators alone. Raises
+    UnsupportedModel, naming what is wrong and what is supported.
     """
     if dtype not in DTYPES:
         raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}.")
@@ -38,7 +52,14 @@ def load_decoder(folder: Path, dtype: str, shard: Shard = WHOLE) -> Decoder:
     refuse_too_many_ranks(description, shard.size)
     try:
         tensors = SafetensorsFolder(folder)
-        decoder = _Assembly(description, tensors, DTYPES[dtype], shard).decoder()
+        assembly = _Assembly(description, tensors, DTYPES[dtype], shard)
+        share, weights = assembly.share(), assembly.weights()
+        native = extension() if has_kernels else None
+        decoder: Decoder
+        if native is None:
+            decoder = TorchDecoder(share, weights, shard, is_int8=dtype == "int8")
+        else:
+            decoder = CpuDecoder(native, share, weights, shard, is_int8=dtype == "int8")
         tensors.refuse_leftovers()
     except WeightsNotUsable as error:
         raise UnsupportedModel(str(error)) from error
@@ -84,21 +105,19 @@ class _Assembly:
         self._queries = self._split(shape.num_kv_heads, shape.head_dim * group)
         self._inner = self._split(shape.intermediate_size)
 
-    def decoder(self) -> Decoder:
+    def weights(self) -> DecoderWeights:
         """The whole model, or what this rank keeps of it."""
         shape = self._shape
         embedding = self._tensor("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
-        layers = [self._layer(f"model.layers.{i}") for i in range(shape.num_layers)]
-        weights = DecoderWeights(
+        return DecoderWeights(
             embedding=embedding,
-            layers=layers,
+            layers=self._layers(),
             final_norm=self._norm("model.norm", shape.hidden_size),
             lm_head=self._lm_head(embedding),
             ropes=[self._rope(rope) for rope in shape.ropes],
         )
-        return Decoder(self._share(), weights, self._shard)
 
-    def _share(self) -> DecoderDescription:
+    def share(self) -> DecoderDescription:
         """The model as this rank computes it."""
         shape = self._shape
         return replace(
@@ -108,17 +127,21 @@ class _Assembly:
             intermediate_size=_length(self._inner.kept),
         )
 
-    def _lm_head(self, embedding: Tensor) -> Linear | None:
+    def _layers(self) -> Iterator[LayerWeights]:
+        for i in range(self._shape.num_layers):
+            yield self._layer(f"model.layers.{i}")
+
+    def _lm_head(self, embedding: Tensor) -> LinearWeights | None:
         if self._shape.has_tied_embeddings or not self._shard.is_first:
             self._tensors.discard("lm_head.weight")
         if not self._shard.is_first:
             return None
         if self._shape.has_tied_embeddings:
-            return Linear(embedding)
+            return LinearWeights(embedding)
         words = _Side(self._shape.vocab_size, slice(self._shape.vocab_size))
         return self._linear({"lm_head": words}, self._hidden, has_bias=False)
 
-    def _layer(self, prefix: str) -> DecoderLayer:
+    def _layer(self, prefix: str) -> LayerWeights:
         shape = self._shape
         hidden = shape.hidden_size
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -131,7 +154,7 @@ class _Assembly:
         after = f"{prefix}.post_attention_layernorm"
         has_out_norms, has_qk_norm = shape.has_block_output_norms, shape.has_qk_norm
         before_mlp = f"{prefix}.pre_feedforward_layernorm" if has_out_norms else after
-        return DecoderLayer(
+        return LayerWeights(
             input_norm=self._norm(f"{prefix}.input_layernorm", hidden),
             qkv=self._linear(qkv, self._hidden, shape.has_qkv_bias),
             query_norm=self._norm_if(has_qk_norm, f"{attention}.q_norm", shape.head_dim),
@@ -163,7 +186,7 @@ class _Assembly:
     def _norm_if(self, has_norm: bool, name: str, size: int) -> Tensor | None:
         return self._norm(name, size) if has_norm else None
 
-    def _linear(self, parts: dict[str, _Side], inputs: _Side, has_bias: bool) -> Linear:
+    def _linear(self, parts: dict[str, _Side], inputs: _Side, has_bias: bool) -> LinearWeights:
         """One projection out of several that read the same input, one below the other."""
         weights = [
             self._tensor(
@@ -179,14 +202,13 @@ class _Assembly:
         # What gives parts of a sum adds its bias once.
         is_part = _length(inputs.kept) < inputs.size
         keeps_bias = bool(biases) and (self._shard.is_first or not is_part)
-        return Linear(torch.cat(weights), torch.cat(biases) if keeps_bias else None)
+        return LinearWeights(torch.cat(weights), torch.cat(biases) if keeps_bias else None)
 
     def _rope(self, rope: RopeDescription) -> RopeTables:
         shape = self._shape
-        cos, sin = rope_tables(
+        return rope_tables(
             frequencies(rope, shape.head_dim), shape.max_position_embeddings, amplitude(rope)
         )
-        return cos.to(self._dtype), sin.to(self._dtype)
 
 
 def _length(kept: slice) -> int:

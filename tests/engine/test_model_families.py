@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.layers.attention import CacheShape, attention_batch
 from engine.layers.shard import Shard
 from engine.layers.step_layout import step_layout
 from engine.models.config_file import UnsupportedModel
@@ -30,20 +29,29 @@ LENGTHS = (MAX_POSITIONS, 61, 19, 5)
 @dataclass
 class Case:
     folder: Path
+    has_kernels: bool
     decoder: Decoder
     prompts: list[list[int]]
     expected: list[Tensor]
 
 
 @pytest.fixture(scope="module", params=TINY_MODELS)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder: Path = tmp_path_factory.mktemp("tiny")
     model = write_tiny_model(request.param, folder)
     chooser = random.Random(3)
     prompts = [[chooser.randrange(3, VOCAB) for _ in range(length)] for length in LENGTHS]
     with torch.inference_mode():
         expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
-    return Case(folder, load_decoder(folder, "float32"), prompts, expected)
+    return Case(folder, True, load_decoder(folder, "float32"), prompts, expected)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["kernels", "torch"])
+def case(request: pytest.FixtureRequest, model: Case) -> Case:
+    if request.param:
+        return model
+    decoder = load_decoder(model.folder, "float32", has_kernels=False)
+    return replace(model, has_kernels=False, decoder=decoder)
 
 
 def logits_in_steps(
@@ -52,26 +60,20 @@ def logits_in_steps(
     """Each prompt's logits at every position; in each step, next_count() tokens of each."""
     states = states_in_steps(decoder, prompts, next_count)
     with torch.inference_mode():
-        return [decoder.logits(state) for state in states]
+        return [all_logits(decoder, state) for state in states]
+
+
+def all_logits(decoder: Decoder, hidden: Tensor) -> Tensor:
+    return decoder.logits(hidden, np.arange(len(hidden))).clone()
 
 
 def states_in_steps(
     decoder: Decoder, prompts: list[list[int]], next_count: Callable[[], int]
 ) -> list[Tensor]:
     """Each prompt's last hidden states, so computed."""
-    description = decoder.description
-    shape = CacheShape(description.num_kv_heads, NUM_BLOCKS, BLOCK_SIZE, description.head_dim)
+    caches = decoder.new_caches(NUM_BLOCKS, BLOCK_SIZE)
     # Leftovers of others, which nobody may see.
-    caches = torch.full(
-        (
-            description.num_layers,
-            2 * description.num_kv_heads,
-            NUM_BLOCKS * BLOCK_SIZE,
-            description.head_dim,
-        ),
-        50.0,
-        dtype=decoder.dtype,
-    )
+    caches.tensor.fill_(50.0)
     blocks = iter(random.Random(1).sample(range(NUM_BLOCKS), NUM_BLOCKS))
     width = -(-max(map(len, prompts)) // BLOCK_SIZE)
     tables = np.zeros((len(prompts), width), dtype=np.int32)
@@ -91,12 +93,8 @@ def states_in_steps(
             for t in prompts[row][done[row] : done[row] + n]
         ]
         with torch.inference_mode():
-            hidden = decoder.hidden_states(
-                torch.tensor(tokens),
-                torch.from_numpy(layout.positions),
-                attention_batch(layout, shape, decoder.dtype, description.windows),
-                caches,
-            )
+            hidden, is_finite = decoder.hidden_states(np.array(tokens), layout, caches)
+        assert is_finite.all()
         parts = torch.split(hidden, counts.tolist())
         for row, part in zip(rows.tolist(), parts, strict=True):
             found[row].append(part)
@@ -129,12 +127,12 @@ def test_decoding_token_by_token_has_the_logits_of_transformers(case: Case) -> N
 def assert_ranks_have_the_logits(case: Case, num_ranks: int) -> None:
     def states(shard: Shard) -> tuple[Decoder, list[Tensor]]:
         chooser = random.Random(9)
-        decoder = load_decoder(case.folder, "float32", shard)
+        decoder = load_decoder(case.folder, "float32", shard, has_kernels=case.has_kernels)
         return decoder, states_in_steps(decoder, case.prompts, lambda: chooser.choice([1, 7, 40]))
 
     (first, found), *others = on_ranks(num_ranks, states)
     with torch.inference_mode():
-        assert_equal([first.logits(state) for state in found], case.expected)
+        assert_equal([all_logits(first, state) for state in found], case.expected)
     for _, equal in others:
         assert all(map(torch.equal, found, equal)), "ranks disagree"
 
@@ -206,5 +204,5 @@ def test_bfloat16_stays_as_near_to_float32_as_in_transformers(
 
     first, (state,) = on_ranks(num_ranks, states)[0]
     with torch.inference_mode():
-        ours = first.logits(state)
+        ours = all_logits(first, state)
     assert (ours - exact).square().mean() <= 1.5 * (theirs - exact).square().mean()

@@ -61,18 +61,18 @@ def test_a_long_prompt_is_scored_in_pieces_as_it_would_be_at_once() -> None:
     targets = np.arange(150) % 40
     widths: list[int] = []
 
-    def logits_of(rows: Tensor) -> Tensor:
-        widths.append(len(rows))
-        return rows @ head
+    def logits_of(begin: int, end: int) -> Tensor:
+        widths.append(end - begin)
+        return hidden[begin:end] @ head
 
-    entries = prompt_logprobs(logits_of, hidden, targets, 2)
+    entries = prompt_logprobs(logits_of, targets, 2)
     assert entries is not None
     assert sum(widths) == 150
     assert max(widths) < 100
     whole = token_logprobs(hidden @ head, targets, [2] * 150)
     assert [e.logprob for e in entries] == pytest.approx([e.logprob for e in whole], abs=1e-3)
     hidden[130, 5] = math.nan
-    assert prompt_logprobs(logits_of, hidden, targets, 2) is None
+    assert prompt_logprobs(logits_of, targets, 2) is None
 
 
 def test_the_sampler_tells_only_those_who_asked_and_got_a_token() -> None:
