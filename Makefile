@@ -68,7 +68,7 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 .PHONY: venv
 venv: $(INSTALLED) ## The Python environment, exactly as locked
 
-$(INSTALLED): $(LOCKS) pyproject.toml
+$(INSTALLED): $(LOCKS) pyproject.toml setup.py $(wildcard kernels/cpu/src/*)
 	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or newer on the path." >&2; exit 1; }
 	@echo "Installing Headrace and what it needs into $(VENV) (once; a few minutes)."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -8,8 +8,10 @@ for it chooses among its instruction sets when it is loaded.
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-SOURCES = ("module", "team", "kernels_portable", "kernels_avx2", "kernels_avx512")
-FLAGS = ["-O3", "-std=c++20", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi"]
+# They are compiled and linked in the order of their names. What several have in common, such as
+# the standard library's templates, is taken from the first, which must run everywhere.
+SOURCES = ("module", "portable", "team", "wide_avx2", "wide_avx512")
+FLAGS = ["-O3", "-g0", "-std=c++20", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi"]
 
 
 class OptionalBuild(BuildExtension):
@@ -27,8 +29,6 @@ setup(
     ext_modules=[
         CppExtension(
             "kernels.cpu.native",
-            # The order of linking: what several files have in common, such as the standard
-            # library's templates, is taken from the first, which must run everywhere.
             [f"kernels/cpu/src/{name}.cpp" for name in SOURCES],
             extra_compile_args=FLAGS,
             optional=True,
