@@ -133,6 +133,24 @@ void rope_store(const Heads& heads, const Layer& layer, const Rope* rope, const 
   }
 }
 
+// Calls for the memory that a token's keys and values will be put into.
+template <class T>
+inline void fetch_slot(const Heads& heads, const T* cache_of_layer, const Cache& cache,
+                       int64_t slot) {
+  const int dim = heads.head_dim;
+  const T* block = cache_of_layer + slot / cache.block_size * cache.block_size * dim;
+  const int token = (int)(slot % cache.block_size);
+  constexpr int kLine = 64 / sizeof(T);
+  for (int h = 0; h < heads.num_kv_heads; ++h) {
+    const T* keys = block + h * cache.head_stride;
+    const T* values = keys + heads.num_kv_heads * cache.head_stride;
+    const int keys_apart = is_in_runs(cache) ? kGroupOf<T> : kLine;
+    for (int i = 0; i < dim; i += keys_apart) prefetch(keys + key_place<T>(cache, dim, token, i));
+    for (int i = 0; i < dim; i += kLine / kGroupOf<T>)
+      prefetch(values + value_place<T>(cache, dim, token, i));
+  }
+}
+
 // Some queries of one KV head: m and l of each, and their results [queries, head_dim].
 struct Softmax {
   float* m;
@@ -401,10 +419,37 @@ inline Softmax state_at(float* numbers, int num_queries, int head_dim) {
   return {numbers, numbers + num_queries, numbers + 2 * num_queries};
 }
 
-// One part (512 keys) of a job, into `state`.
+// The first key that a job looks at in a part, where its tile begins.
+template <class T>
+inline int64_t first_key_of(const AttentionCall<T>& call, const Job& job, int part) {
+  const int64_t position = call.step.starts[job.row] + job.first_token;
+  const int window = call.layer.window;
+  const int64_t seen_from = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+  return std::max<int64_t>((int64_t)part * kPartKeys, seen_from / kTileKeys * kTileKeys);
+}
+
+// Calls for a tile that is looked at next. A context lies in short runs, block by block, and is
+// read once per token: left to itself, the processor would wait at the beginning of each.
+template <class T>
+inline void fetch_tile(const AttentionCall<T>& call, const Job& job, int64_t first_key) {
+  const int64_t last = call.step.starts[job.row] + job.first_token + job.num_tokens - 1;
+  const int32_t* table = call.step.block_tables + job.row * call.step.table_stride;
+  const int64_t end = std::min<int64_t>(first_key + kTileKeys, last + 1);
+  const int dim = call.heads.head_dim;
+  const int step = std::min(kRun, call.cache.block_size);
+  const int64_t bytes = (int64_t)step * dim * sizeof(T);
+  for (int64_t key = first_key; key < end; key += step) {
+    const int64_t place = (int64_t)table[key / call.cache.block_size] * call.cache.block_size * dim +
+                          key % call.cache.block_size * dim + job.kv_head * call.cache.head_stride;
+    for (const T* numbers : {call.keys + place, call.values + place})
+      for (int64_t line = 0; line < bytes; line += 64) prefetch((const char*)numbers + line);
+  }
+}
+
+// One part (512 keys) of a job, into `state`; `next` is what this member is likely to do then.
 template <class T>
 void attend_part(const AttentionCall<T>& call, const Job& job, int part, Scratch<T>& scratch,
-                 Softmax state) {
+                 Softmax state, const Job* next) {
   const Heads& heads = call.heads;
   const int dim = heads.head_dim, group = heads.group();
   const int num_queries = job.num_tokens * group;
@@ -416,10 +461,12 @@ void attend_part(const AttentionCall<T>& call, const Job& job, int part, Scratch
   float* scores = scratch.numbers.data() + (size_t)2 * heads.block_queries() * (dim + 2);
   const T* keys = call.keys + job.kv_head * call.cache.head_stride;
   const T* values = call.values + job.kv_head * call.cache.head_stride;
-  const int64_t seen_from = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-  int64_t first_key = std::max<int64_t>((int64_t)part * kPartKeys, seen_from / kTileKeys * kTileKeys);
   const int64_t end = std::min<int64_t>((int64_t)(part + 1) * kPartKeys, last + 1);
-  for (; first_key < end; first_key += kTileKeys) {
+  for (int64_t first_key = first_key_of(call, job, part); first_key < end; first_key += kTileKeys) {
+    if (first_key + kTileKeys <= last)
+      fetch_tile(call, job, first_key + kTileKeys);
+    else if (next != nullptr)
+      fetch_tile(call, *next, first_key_of(call, *next, next->first_part));
     const int num_keys = (int)std::min<int64_t>(kTileKeys, last + 1 - first_key);
     Tile<T> tile;
     find_tile(call.cache, keys, values, call.step.block_tables + job.row * call.step.table_stride,
@@ -459,7 +506,7 @@ void put_out(const AttentionCall<T>& call, const Job& job, const Softmax& state)
   }
 }
 
-// How a step's attention is cut into jobs: the same for all layers of one window.
+// How the attention of some of a step's tokens is cut into jobs: the same for all layers of one window.
 struct AttentionPlan {
   std::vector<Job> jobs;
   // Whose parts were computed by several members: `row` and so on, num_parts of them.
@@ -467,15 +514,19 @@ struct AttentionPlan {
   int64_t num_partials = 0;  // numbers
 };
 
-inline AttentionPlan plan_attention(const Heads& heads, const Step& step, int window) {
+inline AttentionPlan plan_attention(const Heads& heads, const Step& step, int window,
+                                    const Span& tokens_of) {
   AttentionPlan plan;
   const int group = heads.group();
   const int block = std::max(1, kBlockQueries / group);
   // Long ones first: who comes last should have little to do.
   for (int row = step.num_rows - 1; row >= 0; --row) {
     const int count = (int)(step.offsets[row + 1] - step.offsets[row]);
-    for (int first = (count - 1) / block * block; first >= 0; first -= block) {
-      const int tokens = std::min(block, count - first);
+    const int begin = std::max<int>(0, tokens_of.begin - (int)step.offsets[row]);
+    const int end = std::min<int>(count, tokens_of.end - (int)step.offsets[row]);
+    if (begin >= end) continue;
+    for (int first = begin + (end - begin - 1) / block * block; first >= begin; first -= block) {
+      const int tokens = std::min(block, end - first);
       const int64_t position = step.starts[row] + first;
       const int64_t seen_from = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
       const int first_part = (int)(seen_from / kPartKeys);
@@ -513,13 +564,16 @@ void attend(Worker& worker, const AttentionCall<T>& call, const AttentionPlan& p
   worker.share((int)plan.jobs.size(), [&](int i) {
     const Job& job = plan.jobs[i];
     const int num_queries = job.num_tokens * group;
+    const size_t after = i + worker.team_size();
+    const Job* next = after < plan.jobs.size() ? &plan.jobs[after] : nullptr;
     if (job.partial >= 0)
       return attend_part(call, job, job.first_part, scratch,
-                         state_at<T>(partials + job.partial, num_queries, dim));
+                         state_at<T>(partials + job.partial, num_queries, dim), next);
     auto [whole, part] = states(num_queries);
-    attend_part(call, job, job.first_part, scratch, whole);
+    attend_part(call, job, job.first_part, scratch, whole, job.num_parts == 1 ? next : nullptr);
     for (int p = 1; p < job.num_parts; ++p) {
-      attend_part(call, job, job.first_part + p, scratch, part);
+      attend_part(call, job, job.first_part + p, scratch, part,
+                  p + 1 == job.num_parts ? next : nullptr);
       whole.append(part, num_queries, dim);
     }
     put_out(call, job, whole);

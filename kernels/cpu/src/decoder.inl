@@ -11,6 +11,11 @@
 
 namespace headrace::KERNELS_OF {
 
+// Tokens that go through a layer together: what they are made of on the way stays in the second
+// cache, and the layer's weights in the third until the next come. A token's attention needs only
+// tokens of its own block and of those before.
+constexpr int kStageTokens = 144;
+
 template <class T>
 class DecoderOf : public Decoder {
  public:
@@ -22,18 +27,27 @@ class DecoderOf : public Decoder {
     step_ = step;
     reserve(step.num_tokens);
     while ((int)scratches_.size() < team_size) scratches_.emplace_back().reserve(heads_);
+    blocks_.clear();
+    const int num_blocks = (step.num_tokens + kStageTokens - 1) / kStageTokens;
+    for (int b = 0; b < num_blocks; ++b)
+      blocks_.push_back({(int)((int64_t)step.num_tokens * b / num_blocks),
+                         (int)((int64_t)step.num_tokens * (b + 1) / num_blocks)});
     plans_.clear();
     int64_t num_partials = 0;
     for (const Layer& layer : model_.layers) {
       if (plans_.find(layer.window) != plans_.end()) continue;
-      const auto& plan = plans_[layer.window] = plan_attention(heads_, step, layer.window);
-      num_partials = std::max(num_partials, plan.num_partials);
+      for (const Span& tokens : blocks_) {
+        plans_[layer.window].push_back(plan_attention(heads_, step, layer.window, tokens));
+        num_partials = std::max(num_partials, plans_[layer.window].back().num_partials);
+      }
     }
     if ((int64_t)partials_.size() < num_partials) partials_.resize(num_partials);
   }
 
+  int num_blocks() override { return (int)blocks_.size(); }
+
   void begin(Worker& worker) override {
-    in_rows(worker, [&](int token) {
+    in_rows(worker, all(), [&](int token) {
       const T* embedding = (const T*)model_.embedding + step_.token_ids[token] * model_.hidden_size;
       float* x = x_.at(token);
       const F16 scale = set1(model_.embedding_scale);
@@ -46,23 +60,27 @@ class DecoderOf : public Decoder {
     });
   }
 
-  void attention(Worker& worker, int index, const Cache& cache, bool is_part) override {
+  void attention(Worker& worker, int index, int block, const Cache& cache,
+                 bool is_part) override {
     const Layer& layer = model_.layers[index];
-    normed(worker, layer.input_norm, layer.qkv);
-    to_floats(worker, layer.qkv, inputs_of(layer.qkv, normed_), qkv_);
-    turn_and_attend(worker, index, cache, qkv_.at(0), qkv_.stride);
-    quantised(worker, attended_, model_.num_heads * model_.head_dim, layer.attention_out);
-    finish_half(worker, layer.attention_out, inputs_of(layer.attention_out, attended_),
-                layer.attention_out_norm, is_part);
+    const Span tokens = blocks_[block];
+    normed(worker, tokens, layer.input_norm, layer.qkv, [&](int token) {
+      fetch_slot<T>(heads_, (const T*)cache.data + index * cache.layer_stride, cache,
+                    step_.slots[token]);
+    });
+    to_floats(worker, tokens, layer.qkv, normed_, qkv_);
+    turn_and_attend(worker, index, block, cache, qkv_.at(0), qkv_.stride);
+    quantised(worker, tokens, attended_, model_.num_heads * model_.head_dim, layer.attention_out);
+    finish_half(worker, tokens, layer.attention_out, attended_, layer.attention_out_norm, is_part);
   }
 
   // From qkv [tokens, stride] to `attended_`.
-  void turn_and_attend(Worker& worker, int index, const Cache& cache, const float* qkv,
+  void turn_and_attend(Worker& worker, int index, int block, const Cache& cache, const float* qkv,
                        int64_t stride) {
     const Layer& layer = model_.layers[index];
     T* keys = (T*)cache.data + index * cache.layer_stride;
     const Rope* rope = layer.rope < 0 ? nullptr : &model_.ropes[layer.rope];
-    in_rows(worker, [&](int token) {
+    in_rows(worker, blocks_[block], [&](int token) {
       rope_store<T>(heads_, layer, rope, qkv + token * stride, step_.positions[token], step_.slots[token],
                     queries_.at(token), keys, cache);
     });
@@ -75,38 +93,39 @@ class DecoderOf : public Decoder {
                                 queries_.at(0),
                                 attended_.at(0),
                                 queries_.stride};
-    attend(worker, call, plans_.at(layer.window), scratches_, partials_.data());
+    attend(worker, call, plans_.at(layer.window)[block], scratches_, partials_.data());
   }
 
   const T* attended(int token) { return attended_.at(token); }
 
-  void mlp(Worker& worker, int index, bool is_part) override {
+  void mlp(Worker& worker, int index, int block, bool is_part) override {
     const Layer& layer = model_.layers[index];
-    normed(worker, layer.mlp_norm, layer.gate_up);
-    const Inputs inputs = inputs_of(layer.gate_up, normed_);
+    const Span tokens = blocks_[block];
+    normed(worker, tokens, layer.mlp_norm, layer.gate_up, [](int) {});
+    const Inputs inputs = inputs_of(layer.gate_up, normed_, tokens.begin);
     const auto put = [&](auto activate) {
-      linear_rows(worker, layer.gate_up, inputs, step_.num_tokens,
+      linear_rows(worker, layer.gate_up, inputs, tokens.size(),
                   [&, activate](int row, int panel, F16 gate, F16 up) {
-                    store(inner_.at(row) + panel * (kPanel / 2), mul(activate(gate), up));
+                    store(inner_.at(tokens.begin + row) + panel * (kPanel / 2), mul(activate(gate), up));
                   });
     };
     if (model_.activation == Activation::kSilu)
       put([](F16 x) { return silu(x); });
     else
       put([](F16 x) { return gelu(x); });
-    quantised(worker, inner_, model_.intermediate_size, layer.down);
-    finish_half(worker, layer.down, inputs_of(layer.down, inner_), layer.mlp_out_norm, is_part);
+    quantised(worker, tokens, inner_, model_.intermediate_size, layer.down);
+    finish_half(worker, tokens, layer.down, inner_, layer.mlp_out_norm, is_part);
   }
 
   Floats part() override { return {part_.at(0), part_.stride}; }
 
   void add_part(Worker& worker, int half) override {
     const Layer& layer = model_.layers[half / 2];
-    add_part(worker, half % 2 == 0 ? layer.attention_out_norm : layer.mlp_out_norm);
+    add_part(worker, all(), half % 2 == 0 ? layer.attention_out_norm : layer.mlp_out_norm);
   }
 
   void end(Worker& worker, void* hidden, uint8_t* is_finite) override {
-    in_rows(worker, [&](int token) {
+    in_rows(worker, all(), [&](int token) {
       T* y = normed_.at(token);
       rms_norm(x_.at(token), model_.final_norm, y, model_.hidden_size, model_.eps);
       std::memcpy((T*)hidden + (int64_t)token * model_.hidden_size, y,
@@ -134,7 +153,7 @@ class DecoderOf : public Decoder {
     });
     const float cap = model_.logit_soft_cap;
     const int64_t size = head.num_outputs;
-    linear_rows(worker, head, inputs_of(head, normed_), num_rows,
+    linear_rows(worker, head, inputs_of(head, normed_, 0), num_rows,
                 [&](int row, int panel, F16 low, F16 high) {
                   if (cap != 0) {
                     low = squeezed(low, cap);
@@ -172,25 +191,30 @@ class DecoderOf : public Decoder {
     if ((int)scales_.size() < num_tokens) scales_.resize(num_tokens);
   }
 
-  // Rows in turn; a few at a time, so that short rows do not make members wait for the counter.
+  Span all() const { return {0, step_.num_tokens}; }
+
+  // Tokens in turn; a few at a time, so that members do not wait for the counter.
   template <class Work>
-  void in_rows(Worker& worker, Work&& work) {
+  void in_rows(Worker& worker, const Span& tokens, Work&& work) {
     constexpr int kTogether = 4;
-    const int count = step_.num_tokens;
-    worker.share((count + kTogether - 1) / kTogether, [&](int piece) {
-      for (int row = piece * kTogether; row < std::min(count, (piece + 1) * kTogether); ++row)
-        work(row);
+    worker.share((tokens.size() + kTogether - 1) / kTogether, [&](int piece) {
+      const int begin = tokens.begin + piece * kTogether;
+      for (int token = begin; token < std::min(tokens.end, begin + kTogether); ++token) work(token);
     });
   }
 
-  Inputs inputs_of(const Linear& linear, Rows<T>& rows) {
+  Inputs inputs_of(const Linear& linear, Rows<T>& rows, int first) {
     if (linear.type == WeightType::kInt8)
-      return {bytes_.numbers.data(), bytes_.stride, scales_.data()};
-    return {rows.numbers.data(), rows.stride, nullptr};
+      return {bytes_.at(first), bytes_.stride, scales_.data() + first};
+    return {rows.at(first), rows.stride, nullptr};
   }
 
-  void normed(Worker& worker, const float* weight, const Linear& reader) {
-    in_rows(worker, [&](int token) {
+  // What `reader` reads; `ahead(token)` calls for what will be needed after it.
+  template <class Ahead>
+  void normed(Worker& worker, const Span& tokens, const float* weight, const Linear& reader,
+              Ahead&& ahead) {
+    in_rows(worker, tokens, [&](int token) {
+      ahead(token);
       T* y = normed_.at(token);
       rms_norm(x_.at(token), weight, y, model_.hidden_size, model_.eps);
       if (reader.type == WeightType::kInt8)
@@ -198,38 +222,41 @@ class DecoderOf : public Decoder {
     });
   }
 
-  void quantised(Worker& worker, Rows<T>& rows, int width, const Linear& reader) {
+  void quantised(Worker& worker, const Span& tokens, Rows<T>& rows, int width,
+                 const Linear& reader) {
     if (reader.type != WeightType::kInt8) return;
-    in_rows(worker, [&](int token) {
+    in_rows(worker, tokens, [&](int token) {
       scales_[token] = quantise(rows.at(token), bytes_.at(token), width);
     });
   }
 
-  void to_floats(Worker& worker, const Linear& linear, const Inputs& inputs, Rows<float>& rows) {
-    linear_rows(worker, linear, inputs, step_.num_tokens,
+  void to_floats(Worker& worker, const Span& tokens, const Linear& linear, Rows<T>& inputs,
+                 Rows<float>& rows) {
+    linear_rows(worker, linear, inputs_of(linear, inputs, tokens.begin), tokens.size(),
                 [&](int row, int panel, F16 low, F16 high) {
-                  store(rows.at(row) + panel * kPanel, low);
-                  store(rows.at(row) + panel * kPanel + 16, high);
+                  float* y = rows.at(tokens.begin + row) + panel * kPanel;
+                  store(y, low);
+                  store(y + 16, high);
                 });
   }
 
-  void finish_half(Worker& worker, const Linear& linear, const Inputs& inputs, const float* norm,
-                   bool is_part) {
+  void finish_half(Worker& worker, const Span& tokens, const Linear& linear, Rows<T>& inputs,
+                   const float* norm, bool is_part) {
     if (is_part || norm != nullptr) {
-      to_floats(worker, linear, inputs, part_);
-      if (!is_part) add_part(worker, norm);
+      to_floats(worker, tokens, linear, inputs, part_);
+      if (!is_part) add_part(worker, tokens, norm);
       return;
     }
-    linear_rows(worker, linear, inputs, step_.num_tokens,
+    linear_rows(worker, linear, inputs_of(linear, inputs, tokens.begin), tokens.size(),
                 [&](int row, int panel, F16 low, F16 high) {
-                  float* x = x_.at(row) + panel * kPanel;
+                  float* x = x_.at(tokens.begin + row) + panel * kPanel;
                   store(x, add(load(x), low));
                   store(x + 16, add(load(x + 16), high));
                 });
   }
 
-  void add_part(Worker& worker, const float* norm) {
-    in_rows(worker, [&](int token) {
+  void add_part(Worker& worker, const Span& tokens, const float* norm) {
+    in_rows(worker, tokens, [&](int token) {
       float* x = x_.at(token);
       const float* part = part_.at(token);
       const int size = model_.hidden_size;
@@ -245,7 +272,9 @@ class DecoderOf : public Decoder {
   const Model& model_;
   Heads heads_;
   Step step_;
-  std::map<int, AttentionPlan> plans_;
+  // Tokens that go through a layer together, and their attention by window and block.
+  std::vector<Span> blocks_;
+  std::map<int, std::vector<AttentionPlan>> plans_;
   std::vector<Scratch<T>> scratches_;
   std::vector<float> partials_;
   Rows<float> x_, qkv_, part_;

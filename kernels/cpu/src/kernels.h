@@ -22,8 +22,10 @@ class Decoder {
   // The scratch memory of a team must be there first.
   virtual void prepare(int team_size, const Step&) = 0;
   virtual void begin(Worker&) = 0;
-  virtual void attention(Worker&, int layer, const Cache&, bool is_part) = 0;
-  virtual void mlp(Worker&, int layer, bool is_part) = 0;
+  // A step's tokens go through a layer block by block, in their order.
+  virtual int num_blocks() = 0;
+  virtual void attention(Worker&, int layer, int block, const Cache&, bool is_part) = 0;
+  virtual void mlp(Worker&, int layer, int block, bool is_part) = 0;
   // This rank's part of the last half's sum: [tokens, stride].
   virtual Floats part() = 0;
   // Adds `part`, which holds the sum over all ranks by now, to the residual stream.

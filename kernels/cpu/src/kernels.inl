@@ -40,7 +40,9 @@ void attention_of(Team& team, const Model& model, const Step& step, const Cache&
   decoder.prepare(team.size(), step);
   const int width = model.num_heads * model.head_dim;
   team.run([&](Worker& worker) {
-    decoder.turn_and_attend(worker, 0, cache, qkv, width + 2 * model.num_kv_heads * model.head_dim);
+    for (int block = 0; block < decoder.num_blocks(); ++block)
+      decoder.turn_and_attend(worker, 0, block, cache, qkv,
+                              width + 2 * model.num_kv_heads * model.head_dim);
   });
   for (int token = 0; token < step.num_tokens; ++token)
     std::memcpy((T*)out + (int64_t)token * width, decoder.attended(token), width * sizeof(T));

@@ -92,6 +92,13 @@ struct Step {
   int64_t table_stride = 0;
 };
 
+// Tokens begin .. end - 1 of a step.
+struct Span {
+  int begin;
+  int end;
+  int size() const { return end - begin; }
+};
+
 // The KV cache of all layers: [layers, 2 x kv_heads, blocks, block_size x head_dim].
 // What lies inside a block is told in attention.inl.
 struct Cache {

@@ -273,7 +273,7 @@ class PyDecoder {
   // This rank's part of what half a layer adds, [tokens, hidden_size] float32.
   Tensor half(int index) {
     const py::gil_scoped_release unlocked;
-    team().run([&](Worker& worker) { run_half(worker, index, true); });
+    team().run([&](Worker& worker) { run_half(worker, index); });
     const Floats part = decoder_->part();
     return at::from_blob(part.data, {num_tokens_, model_.hidden_size}, {part.stride, 1}).clone();
   }
@@ -304,8 +304,11 @@ class PyDecoder {
     decoder_->prepare(team().size(), step);
     team().run([&](Worker& worker) {
       decoder_->begin(worker);
-      for (int half = 0; half < 2 * (int)model_.layers.size(); ++half)
-        run_half(worker, half, false);
+      for (int layer = 0; layer < (int)model_.layers.size(); ++layer)
+        for (int block = 0; block < decoder_->num_blocks(); ++block) {
+          decoder_->attention(worker, layer, block, cache_, false);
+          decoder_->mlp(worker, layer, block, false);
+        }
       end(worker, found);
     });
     return found;
@@ -381,11 +384,12 @@ class PyDecoder {
     return layer;
   }
 
-  void run_half(Worker& worker, int half, bool is_part) {
-    if (half % 2 == 0)
-      decoder_->attention(worker, half / 2, cache_, is_part);
-    else
-      decoder_->mlp(worker, half / 2, is_part);
+  void run_half(Worker& worker, int half) {
+    for (int block = 0; block < decoder_->num_blocks(); ++block)
+      if (half % 2 == 0)
+        decoder_->attention(worker, half / 2, block, cache_, true);
+      else
+        decoder_->mlp(worker, half / 2, block, true);
   }
 
   std::pair<Tensor, Tensor> outcome() const {
