@@ -1,7 +1,7 @@
 // A whole decoder, stage after stage, by one team.
 //
 // The residual stream x is float32; what projections read is in the model's type, or in int8 with
-// a scale per row. A layer is two halves, each of which ends in a sum into x:
+// a scale per 64 inputs. A layer is two halves, each of which ends in a sum into x:
 //
 //   attention   x += norm?( W_out attend( turn( W_qkv norm(x) )))
 //   MLP         x += norm?( W_down ( activation(gate) up ))   gate, up = W_gate_up norm(x)
@@ -149,7 +149,7 @@ class DecoderOf : public Decoder {
       std::memcpy(y, x, model_.hidden_size * sizeof(T));
       std::fill(y + model_.hidden_size, y + normed_.stride, T{});
       if (head.type == WeightType::kInt8)
-        scales_[row] = quantise(normed_.at(row), bytes_.at(row), model_.hidden_size);
+        quantise(normed_.at(row), bytes_.at(row), scales_.at(row), model_.hidden_size);
     });
     const float cap = model_.logit_soft_cap;
     const int64_t size = head.num_outputs;
@@ -187,8 +187,9 @@ class DecoderOf : public Decoder {
     attended_.reserve(num_tokens, attended);
     inner_.reserve(num_tokens, model_.intermediate_size);
     part_.reserve(num_tokens, model_.hidden_size);
-    bytes_.reserve(num_tokens, std::max({attended, model_.intermediate_size, model_.hidden_size}));
-    if ((int)scales_.size() < num_tokens) scales_.resize(num_tokens);
+    const int widest = std::max({attended, model_.intermediate_size, model_.hidden_size});
+    bytes_.reserve(num_tokens, widest);
+    scales_.reserve(num_tokens, (widest + kScaled - 1) / kScaled);
   }
 
   Span all() const { return {0, step_.num_tokens}; }
@@ -205,8 +206,8 @@ class DecoderOf : public Decoder {
 
   Inputs inputs_of(const Linear& linear, Rows<T>& rows, int first) {
     if (linear.type == WeightType::kInt8)
-      return {bytes_.at(first), bytes_.stride, scales_.data() + first};
-    return {rows.at(first), rows.stride, nullptr};
+      return {bytes_.at(first), bytes_.stride, scales_.at(first), scales_.stride};
+    return {rows.at(first), rows.stride};
   }
 
   // What `reader` reads; `ahead(token)` calls for what will be needed after it.
@@ -218,7 +219,7 @@ class DecoderOf : public Decoder {
       T* y = normed_.at(token);
       rms_norm(x_.at(token), weight, y, model_.hidden_size, model_.eps);
       if (reader.type == WeightType::kInt8)
-        scales_[token] = quantise(y, bytes_.at(token), model_.hidden_size);
+        quantise(y, bytes_.at(token), scales_.at(token), model_.hidden_size);
     });
   }
 
@@ -226,7 +227,7 @@ class DecoderOf : public Decoder {
                  const Linear& reader) {
     if (reader.type != WeightType::kInt8) return;
     in_rows(worker, tokens, [&](int token) {
-      scales_[token] = quantise(rows.at(token), bytes_.at(token), width);
+      quantise(rows.at(token), bytes_.at(token), scales_.at(token), width);
     });
   }
 
@@ -277,10 +278,9 @@ class DecoderOf : public Decoder {
   std::map<int, std::vector<AttentionPlan>> plans_;
   std::vector<Scratch<T>> scratches_;
   std::vector<float> partials_;
-  Rows<float> x_, qkv_, part_;
+  Rows<float> x_, qkv_, part_, scales_;
   Rows<T> normed_, queries_, attended_, inner_;
   Rows<uint8_t> bytes_;
-  std::vector<float> scales_;
 };
 
 }  // namespace headrace::KERNELS_OF

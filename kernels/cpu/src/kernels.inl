@@ -63,17 +63,18 @@ void linear_of(Worker& worker, const Linear& linear, const T* x, int num_rows, f
   if (worker.id() == 0) {
     rows.assign(num_rows * stride, T{});
     bytes.assign(num_rows * stride, 0);
-    scales.assign(num_rows, 0);
+    scales.assign(num_rows * stride / kScaled, 0);
   }
   worker.meet();
   worker.share(num_rows, [&](int row) {
     std::copy_n(x + (int64_t)row * linear.num_inputs, linear.num_inputs, &rows[row * stride]);
     if (linear.type == WeightType::kInt8)
-      scales[row] = quantise(&rows[row * stride], &bytes[row * stride], linear.num_inputs);
+      quantise(&rows[row * stride], &bytes[row * stride], &scales[row * stride / kScaled],
+               linear.num_inputs);
   });
   const Inputs inputs = linear.type == WeightType::kInt8
-                            ? Inputs{bytes.data(), stride, scales.data()}
-                            : Inputs{rows.data(), stride, nullptr};
+                            ? Inputs{bytes.data(), stride, scales.data(), stride / kScaled}
+                            : Inputs{rows.data(), stride};
   const int64_t size = linear.num_outputs;
   linear_rows(worker, linear, inputs, num_rows, [&](int row, int panel, F16 low, F16 high) {
     if (linear.is_gated)

@@ -6,6 +6,9 @@
 // the inputs whatever the size of the tile: a row's outputs do not depend on its company, to the
 // last bit. Bytes moved: the weights once (per 240 rows), inputs and outputs once.
 //
+// In int8 the inputs have a scale for every 64 of them: one outlier takes digits from its
+// neighbours only. So sums are whole numbers over 64 inputs, and floats from there on.
+//
 // What is done with a finished tile is given as `finish(row, panel, first 16, second 16)`.
 
 namespace headrace::KERNELS_OF {
@@ -16,8 +19,13 @@ constexpr int kRowBlock = 240;
 struct Inputs {
   const void* data = nullptr;     // [rows, stride] of Dot<Weight>::Input
   int64_t stride = 0;             // in elements; what is beyond num_inputs is zero
-  const float* scales = nullptr;  // int8: one per row
+  const float* scales = nullptr;  // int8: [rows, scale_stride], one per 64 inputs
+  int64_t scale_stride = 0;
 };
+
+// Rows of a tile of one panel. int8 keeps two kinds of sums.
+template <class Weight>
+constexpr int kMaxRows = std::is_same_v<Weight, int8_t> ? kMaxTileRows / 2 : kMaxTileRows;
 
 template <class Weight, int kRows, int kPanels, class Finish>
 void tile(const Linear& linear, const Inputs& inputs, int row, int panel, const char* next,
@@ -29,37 +37,62 @@ void tile(const Linear& linear, const Inputs& inputs, int row, int panel, const 
   const Weight* weights = (const Weight*)linear.weights + panel * panel_size;
   const typename D::Input* a = (const typename D::Input*)inputs.data + row * inputs.stride;
   typename D::Sums sums[kRows * kVecs];
-  unroll<kRows * kVecs>([&](auto i) HEADRACE_INLINE { sums[i] = D::none(); });
-  for (int g = 0; g < num_groups; ++g) {
-    typename D::Vec w[kVecs];
-    unroll<kVecs>([&](auto v) HEADRACE_INLINE {
-      w[v] = D::load(weights + (v / 2) * panel_size + (int64_t)(2 * g + v % 2) * 16 * D::kGroup);
-    });
-    if (next != nullptr) {
-      prefetch(next + (int64_t)g * 128);
-      prefetch(next + (int64_t)g * 128 + 64);
-    }
-    unroll<kRows>([&](auto r) HEADRACE_INLINE {
-      const typename D::Vec x = D::broadcast(a + r * inputs.stride + g * D::kGroup);
+  // Adds the products of inputs' groups `from` .. `to` - 1 to the sums.
+  const auto add_up = [&](int from, int to) HEADRACE_INLINE {
+    for (int g = from; g < to; ++g) {
+      typename D::Vec w[kVecs];
       unroll<kVecs>([&](auto v) HEADRACE_INLINE {
-        sums[r * kVecs + v] = D::dot(sums[r * kVecs + v], x, w[v]);
+        w[v] = D::load(weights + (v / 2) * panel_size + (int64_t)(2 * g + v % 2) * 16 * D::kGroup);
+      });
+      if (next != nullptr) {
+        prefetch(next + (int64_t)g * 128);
+        prefetch(next + (int64_t)g * 128 + 64);
+      }
+      unroll<kRows>([&](auto r) HEADRACE_INLINE {
+        const typename D::Vec x = D::broadcast(a + r * inputs.stride + g * D::kGroup);
+        unroll<kVecs>([&](auto v) HEADRACE_INLINE {
+          sums[r * kVecs + v] = D::dot(sums[r * kVecs + v], x, w[v]);
+        });
+      });
+    }
+  };
+  F16 floats[kRows * kVecs];
+  if constexpr (std::is_same_v<Weight, int8_t>) {
+    unroll<kRows * kVecs>([&](auto i) HEADRACE_INLINE { floats[i] = zero(); });
+    constexpr int kTogether = kScaled / D::kGroup;
+    const int num_scales = (num_groups + kTogether - 1) / kTogether;
+    for (int k = 0; k < num_scales; ++k) {
+      // What the shift of the inputs by 128 adds is taken off beforehand.
+      unroll<kVecs>([&](auto v) HEADRACE_INLINE {
+        const int64_t entry = ((int64_t)(panel + v / 2) * num_scales + k) * kPanel + v % 2 * 16;
+        const typename D::Sums start = D::negative(linear.zero_sums + entry);
+        unroll<kRows>([&](auto r) HEADRACE_INLINE { sums[r * kVecs + v] = start; });
+      });
+      add_up(k * kTogether, std::min(num_groups, (k + 1) * kTogether));
+      unroll<kRows>([&](auto r) HEADRACE_INLINE {
+        const F16 scale = set1(inputs.scales[(row + r) * inputs.scale_stride + k]);
+        unroll<kVecs>([&](auto v) HEADRACE_INLINE {
+          floats[r * kVecs + v] = fma(D::floats(sums[r * kVecs + v]), scale, floats[r * kVecs + v]);
+        });
+      });
+    }
+    unroll<kPanels>([&](auto p) HEADRACE_INLINE {
+      const float* scales = linear.scales + (panel + p) * kPanel;
+      const F16 low = load(scales), high = load(scales + 16);
+      unroll<kRows>([&](auto r) HEADRACE_INLINE {
+        floats[r * kVecs + 2 * p] = mul(floats[r * kVecs + 2 * p], low);
+        floats[r * kVecs + 2 * p + 1] = mul(floats[r * kVecs + 2 * p + 1], high);
       });
     });
+  } else {
+    unroll<kRows * kVecs>([&](auto i) HEADRACE_INLINE { sums[i] = D::none(); });
+    add_up(0, num_groups);
+    unroll<kRows * kVecs>([&](auto i) HEADRACE_INLINE { floats[i] = sums[i]; });
   }
   unroll<kRows>([&](auto r) HEADRACE_INLINE {
     unroll<kPanels>([&](auto p) HEADRACE_INLINE {
-      F16 low, high;
       const int output = (panel + p) * kPanel;
-      if constexpr (std::is_same_v<Weight, int8_t>) {
-        const F16 scale = set1(inputs.scales[row + r]);
-        low = D::floats(sums[r * kVecs + 2 * p], linear.zero_sums + output);
-        high = D::floats(sums[r * kVecs + 2 * p + 1], linear.zero_sums + output + 16);
-        low = mul(mul(low, scale), load(linear.scales + output));
-        high = mul(mul(high, scale), load(linear.scales + output + 16));
-      } else {
-        low = sums[r * kVecs + 2 * p];
-        high = sums[r * kVecs + 2 * p + 1];
-      }
+      F16 low = floats[r * kVecs + 2 * p], high = floats[r * kVecs + 2 * p + 1];
       if (linear.bias != nullptr) {
         low = add(low, load(linear.bias + output));
         high = add(high, load(linear.bias + output + 16));
@@ -75,7 +108,7 @@ void tile_of(int num_rows, const Linear& linear, const Inputs& inputs, int row, 
   switch (num_rows) {
 #define HEADRACE_ROWS(n)                                                                  \
   case n:                                                                                 \
-    if constexpr (n * kPanels <= kMaxTileRows)                                            \
+    if constexpr (n * kPanels <= kMaxRows<Weight>)                                        \
       return tile<Weight, n, kPanels>(linear, inputs, row, panel, next, finish);          \
     break;
     HEADRACE_ROWS(1)
@@ -103,10 +136,10 @@ void linear_few(Worker& worker, const Linear& linear, const Inputs& inputs, int 
   worker.share(num_pieces, [&](int piece) {
     int panel = (int64_t)linear.num_panels * piece / num_pieces;
     const int end = (int64_t)linear.num_panels * (piece + 1) / num_pieces;
-    if (num_rows * 4 <= kMaxTileRows)
+    if (num_rows * 4 <= kMaxRows<Weight>)
       for (; panel + 4 <= end; panel += 4)
         tile_of<Weight, 4>(num_rows, linear, inputs, 0, panel, nullptr, finish);
-    if (num_rows * 2 <= kMaxTileRows)
+    if (num_rows * 2 <= kMaxRows<Weight>)
       for (; panel + 2 <= end; panel += 2)
         tile_of<Weight, 2>(num_rows, linear, inputs, 0, panel, nullptr, finish);
     for (; panel < end; ++panel)
@@ -125,7 +158,7 @@ void linear_many(Worker& worker, const Linear& linear, const Inputs& inputs, int
     const int block = piece / linear.num_panels, panel = piece % linear.num_panels;
     const int begin = (int64_t)num_rows * block / num_blocks;
     const int end = (int64_t)num_rows * (block + 1) / num_blocks;
-    const int num_tiles = (end - begin + kMaxTileRows - 1) / kMaxTileRows;
+    const int num_tiles = (end - begin + kMaxRows<Weight> - 1) / kMaxRows<Weight>;
     const int after = panel + worker.team_size();
     const char* next = after < linear.num_panels
                            ? (const char*)linear.weights + after * panel_bytes
@@ -143,7 +176,7 @@ void linear_rows(Worker& worker, const Linear& linear, const Inputs& inputs, int
                  const Finish& finish) {
   const auto run = [&](auto weight) {
     using Weight = decltype(weight);
-    if (num_rows * 2 <= kMaxTileRows)
+    if (num_rows * 2 <= kMaxRows<Weight>)
       linear_few<Weight>(worker, linear, inputs, num_rows, finish);
     else
       linear_many<Weight>(worker, linear, inputs, num_rows, finish);

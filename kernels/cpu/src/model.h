@@ -21,10 +21,13 @@ enum class Activation { kSilu, kGelu };
 
 // Weights are packed in panels of 32 outputs. See pack() in linear.inl.
 constexpr int kPanel = 32;
+// Inputs that share a scale where they are kept in int8.
+constexpr int kScaled = 64;
 
 // y = x W^T + b: W is [outputs, inputs], packed as [panels][groups of inputs][32][group].
 // A gated one has the outputs of two projections, 16 of the first and then 16 of the second in
-// each panel. int8: w = q x scales[output], and zero_sums[output] = 128 x sum of q over inputs.
+// each panel. int8: w = q x scales[output], and zero_sums [panels][inputs / 64][32] are 128 x the
+// sum of q over 64 inputs.
 struct Linear {
   WeightType type = WeightType::kFloat32;
   int num_outputs = 0;  // after gating

@@ -129,7 +129,8 @@ class PackedLinear {
     linear.weights = weights_.const_data_ptr();
     if (linear.type == WeightType::kInt8) {
       scales_ = at::zeros({linear.num_panels * kPanel});
-      zero_sums_ = at::zeros({linear.num_panels * kPanel}, at::dtype(at::kInt));
+      zero_sums_ = at::zeros({linear.num_panels, (inputs + kScaled - 1) / kScaled, kPanel},
+                             at::dtype(at::kInt));
       linear.scales = scales_.const_data_ptr<float>();
       linear.zero_sums = zero_sums_.const_data_ptr<int32_t>();
     }
@@ -188,14 +189,14 @@ class PackedLinear {
         for (int k = 0; k < inputs; ++k) most = std::max(most, std::abs(x[k]));
         const float inverse = most > 0 ? 127 / most : 0;
         int8_t* w = weights_.data_ptr<int8_t>();
-        int32_t sum = 0;
+        const int64_t num_scales = (inputs + kScaled - 1) / kScaled;
+        int32_t* sums = zero_sums_.data_ptr<int32_t>() + panel * num_scales * kPanel + place;
         for (int k = 0; k < inputs; ++k) {
           const int q = (int)std::nearbyint(x[k] * inverse);
           w[at_input(k)] = (int8_t)q;
-          sum += q;
+          sums[k / kScaled * kPanel] += 128 * q;
         }
         scales_.data_ptr<float>()[entry] = most / 127;
-        zero_sums_.data_ptr<int32_t>()[entry] = 128 * sum;
       }
     }
   }

@@ -73,22 +73,25 @@ inline void rms_norm(const float* x, const float* weight, T* y, int size, float 
     store(y + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 
-// x = q scale with whole q in -127 .. 127, kept as q + 128. Returns the scale, which is NaN or
-// infinite if a number of the row is.
+// x = q scale with whole q in -127 .. 127, kept as q + 128; 64 numbers share a scale, which is NaN
+// if one of them is, or is infinite.
 template <class T>
-inline float quantise(const T* x, uint8_t* q, int size) {
-  F16 most = zero();
-  bool is_number = true;
-  for (int i = 0; i < padded(size); i += 16) {
-    const F16 v = load(x + i);
-    most = max(most, absolute(v));
-    is_number = is_number && sum(sub(v, v)) == 0;
+inline void quantise(const T* x, uint8_t* q, float* scales, int size) {
+  for (int first = 0; first < padded(size); first += kScaled, ++scales) {
+    const int end = std::min(first + kScaled, padded(size));
+    F16 most = zero(), nil = zero();
+    for (int i = first; i < end; i += 16) {
+      const F16 v = load(x + i);
+      most = max(most, absolute(v));
+      nil = add(nil, sub(v, v));
+    }
+    const float bound = largest(most);
+    const bool is_number = sum(nil) == 0;
+    const F16 inverse = set1(bound > 0 ? 127.0f / bound : 0.0f);
+    for (int i = first; i < end; i += 16)
+      store_shifted_bytes(q + i, is_number ? nearest(mul(load(x + i), inverse)) : zero());
+    *scales = is_number ? bound / 127 : NAN;
   }
-  const float bound = largest(most);
-  const F16 inverse = set1(bound > 0 ? 127.0f / bound : 0.0f);
-  for (int i = 0; i < padded(size); i += 16)
-    store_shifted_bytes(q + i, is_number ? nearest(mul(load(x + i), inverse)) : zero());
-  return is_number ? bound / 127 : NAN;
 }
 
 }  // namespace headrace::KERNELS_OF

@@ -128,9 +128,10 @@ struct Dot<int8_t> {
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(w));
     return sums;
   }
-  static F16 floats(Sums sums, const int32_t* zero_sums) {
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_loadu_si512(zero_sums)));
+  static Sums negative(const int32_t* p) {
+    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(p));
   }
+  static F16 floats(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 };
 
 inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }

@@ -165,9 +165,8 @@ struct Dot<int8_t> {
     sums += ((a >> 16) & 255) * ((w << 8) >> 24);
     return sums + ((a >> 24) & 255) * (w >> 24);
   }
-  static F16 floats(Sums sums, const int32_t* zero_sums) {
-    return __builtin_convertvector(sums - as<I16>(zero_sums), F16);
-  }
+  static Sums negative(const int32_t* p) { return -as<I16>(p); }
+  static F16 floats(Sums sums) { return __builtin_convertvector(sums, F16); }
 };
 
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
