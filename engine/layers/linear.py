@@ -10,6 +10,9 @@ from torch.nn import functional
 
 from kernels.reference.int8_linear import int8_linear, quantise_int8
 
+# As the kernels for CPUs have it.
+_INPUTS_PER_SCALE = 64
+
 
 class Linear:
     """A fixed projection from in_features to out_features: weight [out, in], bias [out].
@@ -33,7 +36,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Project x [rows, in] to [rows, out]."""
         if self._scales is not None:
-            return int8_linear(x, self._weight, self._scales, self._bias)
+            return int8_linear(x, self._weight, self._scales, self._bias, _INPUTS_PER_SCALE)
         if self._is_packed:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(
                 x, self._weight, self._bias, "none", [], ""

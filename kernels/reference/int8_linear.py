@@ -8,12 +8,16 @@ Rounding is to the nearest, halves to even; numbers lie in -127 .. 127, and the 
 int32. A row or a channel of zeros has scale 0 and gives zeros. A row with NaN or infinity gives
 nothing finite, and other rows as they were.
 
+On CPUs (`kernels/cpu`) the inputs of a row have a scale for every 64 of them: an outlier then takes
+digits from its neighbours only, and whole numbers become floats after every 64 products.
+
 Shapes: x [rows, in], W and w8 [out, in], weight scale and b [out] in float32 and in x's dtype;
 y [rows, out] in x's dtype. Scaling is in float32, rounded once.
 """
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 LARGEST = 127.0
 
@@ -31,11 +35,24 @@ def quantise_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_linear(
-    x: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    bias: Tensor | None = None,
+    inputs_per_scale: int | None = None,
 ) -> Tensor:
-    """Project x by int8 weights [out, in] and their scales, as `quantise_int8` gives them."""
-    values, row_scales = quantise_int8(x)
+    """Project x by int8 weights [out, in] and their scales, as `quantise_int8` gives them.
+
+    `inputs_per_scale` None is one scale for a whole row.
+    """
+    rows, width = x.shape
+    group = inputs_per_scale or width
+    padding = -width % group
+    groups = functional.pad(x, (0, padding)).reshape(-1, group)
+    values, scales = quantise_int8(groups)
     # Sums of products of int8 are exact in float64, up to 2^38 of them.
-    sums = (values.double() @ weight.double().T).float()
-    out = sums * row_scales[:, None] * weight_scales
+    values = values.double().view(rows, -1, group)
+    wide = functional.pad(weight.double(), (0, padding)).view(len(weight), -1, group)
+    sums = torch.einsum("rgk,ogk->rgo", values, wide).float()
+    out = (sums * scales.view(rows, -1, 1)).sum(dim=1) * weight_scales
     return (out if bias is None else out + bias).to(x.dtype)

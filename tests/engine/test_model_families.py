@@ -1,28 +1,25 @@
 """Every family's logits are those of transformers, however the tokens are cut into steps."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine.layers.shard import Shard
-from engine.layers.step_layout import step_layout
 from engine.models.config_file import UnsupportedModel
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
 from tests.engine.meeting_threads import on_ranks
 from tests.engine.oracle import engine_words_alone, engine_words_together, oracle_words
+from tests.engine.states_in_steps import all_logits, logits_in_steps, states_in_steps
 from tests.engine.tiny_models import MAX_POSITIONS, TINY_MODELS, VOCAB, write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BLOCK_SIZE, NUM_BLOCKS = 4, 90
 LENGTHS = (MAX_POSITIONS, 61, 19, 5)
 
 
@@ -52,54 +49,6 @@ def case(request: pytest.FixtureRequest, model: Case) -> Case:
         return model
     decoder = load_decoder(model.folder, "float32", has_kernels=False)
     return replace(model, has_kernels=False, decoder=decoder)
-
-
-def logits_in_steps(
-    decoder: Decoder, prompts: list[list[int]], next_count: Callable[[], int]
-) -> list[Tensor]:
-    """Each prompt's logits at every position; in each step, next_count() tokens of each."""
-    states = states_in_steps(decoder, prompts, next_count)
-    with torch.inference_mode():
-        return [all_logits(decoder, state) for state in states]
-
-
-def all_logits(decoder: Decoder, hidden: Tensor) -> Tensor:
-    return decoder.logits(hidden, np.arange(len(hidden))).clone()
-
-
-def states_in_steps(
-    decoder: Decoder, prompts: list[list[int]], next_count: Callable[[], int]
-) -> list[Tensor]:
-    """Each prompt's last hidden states, so computed."""
-    caches = decoder.new_caches(NUM_BLOCKS, BLOCK_SIZE)
-    # Leftovers of others, which nobody may see.
-    caches.tensor.fill_(50.0)
-    blocks = iter(random.Random(1).sample(range(NUM_BLOCKS), NUM_BLOCKS))
-    width = -(-max(map(len, prompts)) // BLOCK_SIZE)
-    tables = np.zeros((len(prompts), width), dtype=np.int32)
-    for row, prompt in enumerate(prompts):
-        for place in range(-(-len(prompt) // BLOCK_SIZE)):
-            tables[row, place] = next(blocks)
-    done = np.zeros(len(prompts), dtype=np.int64)
-    lengths = np.array([len(prompt) for prompt in prompts])
-    found: list[list[Tensor]] = [[] for _ in prompts]
-    while (done < lengths).any():
-        rows = np.flatnonzero(done < lengths)
-        counts = np.array([min(next_count(), lengths[row] - done[row]) for row in rows])
-        layout = step_layout(done[rows], counts, tables[rows], BLOCK_SIZE)
-        tokens = [
-            t
-            for row, n in zip(rows, counts, strict=True)
-            for t in prompts[row][done[row] : done[row] + n]
-        ]
-        with torch.inference_mode():
-            hidden, is_finite = decoder.hidden_states(np.array(tokens), layout, caches)
-        assert is_finite.all()
-        parts = torch.split(hidden, counts.tolist())
-        for row, part in zip(rows.tolist(), parts, strict=True):
-            found[row].append(part)
-        done[rows] += counts
-    return [torch.cat(parts) for parts in found]
 
 
 def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:

@@ -8,8 +8,11 @@
 #endif
 
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <new>
 #include <string>
 
 #include "kernels.h"
@@ -81,20 +84,76 @@ const int64_t* int64s(const Tensor& tensor, int64_t size, const char* name) {
   return numbers<int64_t>(tensor, size, name);
 }
 
-// Memory that is walked through again and again: with large pages, the walk needs few of them.
-Tensor walked(Tensor tensor) {
+// A piece of memory in large pages, zeroed by the system as it is touched. What is walked through
+// again and again then needs few entries of the processor's page table, and its prefetchers go on
+// where a small page would end.
+class LargePages {
+ public:
+  explicit LargePages(size_t size) {
+    constexpr size_t kLarge = 2 << 20;
 #if defined(__linux__)
-  constexpr uintptr_t kLarge = 2 << 20;
-  const uintptr_t begin = ((uintptr_t)tensor.data_ptr() + kLarge - 1) / kLarge * kLarge;
-  const uintptr_t end = ((uintptr_t)tensor.data_ptr() + tensor.nbytes()) / kLarge * kLarge;
-  if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+    size_ = size + kLarge;
+    memory_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+    begin = (char*)(((uintptr_t)memory_ + kLarge - 1) / kLarge * kLarge);
+    madvise(begin, size, MADV_HUGEPAGE);
+#else
+    memory_ = std::calloc(1, size + 64);
+    if (memory_ == nullptr) throw std::bad_alloc();
+    begin = (char*)(((uintptr_t)memory_ + 63) / 64 * 64);
 #endif
-  return tensor;
+  }
+  LargePages(const LargePages&) = delete;
+  LargePages& operator=(const LargePages&) = delete;
+  ~LargePages() {
+#if defined(__linux__)
+    munmap(memory_, size_);
+#else
+    std::free(memory_);
+#endif
+  }
+
+  char* begin = nullptr;
+
+ private:
+  void* memory_ = nullptr;
+  size_t size_ = 0;
+};
+
+int64_t bytes_of(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  int64_t bytes = (int64_t)at::elementSize(dtype);
+  for (const int64_t size : sizes) bytes *= size;
+  return bytes;
 }
 
-Tensor large_zeros(std::vector<int64_t> sizes, const Tensor& like) {
-  // Zeroed by the system as it is touched.
-  return walked(at::zeros(sizes, like.options()));
+// Zeros that have pages of their own.
+Tensor large_zeros(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  const auto pages = std::make_shared<LargePages>(bytes_of(sizes, dtype));
+  return at::from_blob(pages->begin, sizes, [pages](void*) {}, at::dtype(dtype));
+}
+
+Tensor large_zeros_like(const std::vector<int64_t>& sizes, const Tensor& like) {
+  return large_zeros(sizes, like.scalar_type());
+}
+
+// Zeros beside those of the calls before: weights of one layer are smaller than a large page.
+Tensor neighbouring_zeros(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  constexpr int64_t kShared = 64 << 20;
+  static std::mutex one;
+  static std::weak_ptr<LargePages> latest;
+  static int64_t taken = 0;
+  const int64_t bytes = (bytes_of(sizes, dtype) + 63) / 64 * 64;
+  if (bytes > kShared / 4) return large_zeros(sizes, dtype);
+  const std::lock_guard<std::mutex> lock(one);
+  auto pages = latest.lock();
+  if (pages == nullptr || taken + bytes > kShared) {
+    pages = std::make_shared<LargePages>(kShared);
+    latest = pages;
+    taken = 0;
+  }
+  char* const begin = pages->begin + taken;
+  taken += bytes;
+  return at::from_blob(begin, sizes, [pages](void*) {}, at::dtype(dtype));
 }
 
 WeightType weight_type_named(const std::string& name) {
@@ -125,7 +184,7 @@ class PackedLinear {
     const auto dtype = linear.type == WeightType::kInt8       ? at::kChar
                        : linear.type == WeightType::kBfloat16 ? at::kBFloat16
                                                               : at::kFloat;
-    weights_ = walked(at::zeros({linear.num_panels, num_groups, kPanel, group}, at::dtype(dtype)));
+    weights_ = neighbouring_zeros({linear.num_panels, num_groups, kPanel, group}, dtype);
     linear.weights = weights_.const_data_ptr();
     if (linear.type == WeightType::kInt8) {
       scales_ = at::zeros({linear.num_panels * kPanel});
@@ -325,7 +384,7 @@ class PyDecoder {
       HEADRACE_CHECK(chosen[row] >= 0 && chosen[row] < hidden.size(0), "There is no row ",
                      chosen[row], " of hidden states.");
     if (!logits_.defined() || logits_.size(0) < num_rows || logits_.size(1) != size)
-      logits_ = walked(at::empty({num_rows, size}));
+      logits_ = large_zeros({num_rows, size}, at::kFloat);
     Tensor found = logits_.narrow(0, 0, num_rows);
     const py::gil_scoped_release unlocked;
     decoder_->prepare_logits((int)num_rows);
@@ -464,7 +523,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("sample", &sample, py::arg("scores"), py::arg("settings"),
         py::arg("instruction_set") = "");
   m.def("wipe", &wipe, py::arg("caches"), py::arg("block_size"), py::arg("slots"));
-  m.def("large_zeros", &large_zeros, py::arg("sizes"), py::arg("like"));
+  m.def("large_zeros", &large_zeros_like, py::arg("sizes"), py::arg("like"));
   py::class_<PackedLinear, std::shared_ptr<PackedLinear>>(m, "PackedLinear")
       .def(py::init<const Tensor&, const std::optional<Tensor>&, const std::string&, bool>(),
            py::arg("weight"), py::arg("bias"), py::arg("weight_type"), py::arg("is_gated") = false);

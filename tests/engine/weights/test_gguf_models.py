@@ -20,7 +20,8 @@ from engine.models.rope_description import LinearRope, Llama3Rope, YarnRope
 from engine.text.tokenizer import Tokenizer
 from engine.weights.gguf_folder import convert_gguf
 from engine.weights.gguf_metadata import GgufNotSupported
-from tests.engine.test_model_families import assert_equal, logits_in_steps
+from tests.engine.states_in_steps import logits_in_steps
+from tests.engine.test_model_families import assert_equal
 from tests.engine.weights.small_gguf import (
     HIDDEN,
     TOKENS,
