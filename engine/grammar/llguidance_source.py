@@ -5,6 +5,7 @@ wrong, and here its options are fixed, so that a schema cannot set them.
 """
 
 import json
+import re
 from collections.abc import Iterator
 
 from llguidance import LLMatcher
@@ -14,6 +15,10 @@ from engine.interface.grammar import MAX_CHOICE_STRINGS, Grammar, GrammarKind
 
 # A space, or a new line and what indents it: a model that is fond of space cannot go on for ever.
 _WHITE_SPACE = r"[ \t]|\r?\n[ \t]{0,64}"
+
+# What would bring options of its own, or a schema that is not looked at here.
+_FOREIGN = re.compile(r"%\s*(?:json|llguidance)\b")
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"')
 
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LIST = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
@@ -54,6 +59,8 @@ def llguidance_source(grammar: Grammar) -> str:
                 lark = any_to_lark(grammar.source)
             except Exception as error:
                 raise GrammarRefused(f"the grammar cannot be read: {error}") from error
+            if found := _FOREIGN.search(_STRING.sub('""', lark)):
+                raise GrammarRefused(f"{found[0]} is not served inside a grammar.")
             return LLMatcher.grammar_from_lark(lark)
 
 

@@ -209,6 +209,8 @@ def test_a_schema_that_would_not_be_kept_to_is_refused(
         (lark("start: foo"), "foo"),
         (lark('root ::= "a" foo'), "foo"),
         (lark("start: </s>"), "complete the output"),
+        (lark('start: %json {"x-guidance": {"lenient": true}}'), "%json is not served"),
+        (lark('%llguidance {"no_forcing": true}\nstart: "a"'), "%llguidance is not served"),
         (Grammar.choice([]), "not of 0"),
         (Grammar(GrammarKind.CHOICE, '["a", 1]'), "list of strings"),
         (Grammar(GrammarKind.JSON_SCHEMA, "{"), "not JSON"),
