@@ -19,7 +19,7 @@ struct Floats {
 class Decoder {
  public:
   virtual ~Decoder() = default;
-  // The scratch memory of a team must be there first.
+  // Makes room for a step, and plans it; one caller, before all members begin.
   virtual void prepare(int team_size, const Step&) = 0;
   virtual void begin(Worker&) = 0;
   // A step's tokens go through a layer block by block, in their order.
@@ -32,6 +32,7 @@ class Decoder {
   virtual void add_part(Worker&, int half) = 0;
   // The last hidden states [tokens, hidden_size] in the model's type, and which are finite.
   virtual void end(Worker&, void* hidden, uint8_t* is_finite) = 0;
+  // Makes room for `logits`; one caller.
   virtual void prepare_logits(int num_rows) = 0;
   // Scores [num_rows, vocabulary] of some rows of hidden states as `end` gives them.
   virtual void logits(Worker&, const Linear& head, const void* hidden, const int64_t* rows,

@@ -30,7 +30,7 @@ class Worker {
   // Calls work(i) for pieces 0 .. count - 1, shared between the members; all are done on return.
   template <class Work>
   void share(int count, Work&& work);
-  // The same for a stage so short that meeting is its main cost: piece i belongs to member i.
+  // Waits until all members are here.
   void meet();
 
  private:
