@@ -59,7 +59,7 @@ def llguidance_source(grammar: Grammar) -> str:
                 lark = any_to_lark(grammar.source)
             except Exception as error:
                 raise GrammarRefused(f"the grammar cannot be read: {error}") from error
-            if found := _FOREIGN.search(_STRING.sub('""', lark)):
+            if found := _FOREIGN.search(_STRING.sub('""', grammar.source)):
                 raise GrammarRefused(f"{found[0]} is not served inside a grammar.")
             return LLMatcher.grammar_from_lark(lark)
 
