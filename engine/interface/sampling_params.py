@@ -97,11 +97,6 @@ class SamplingParams:
         return min(self.temperature, self.top_p) <= NEARLY_ZERO or self.top_k == 1
 
     @property
-    def is_filtered(self) -> bool:
-        """True when some tokens may be too unlikely to be drawn."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
-    @property
     def needs_history(self) -> bool:
         """True when a token's score depends on which tokens stand before it, as such."""
         return self.grammar is not None or self.is_penalised

@@ -62,13 +62,7 @@ class CpuDecoder:
 
     def new_caches(self, num_blocks: int, block_size: int) -> KVCaches:
         """See Decoder."""
-        shape = self.description
-        sizes = (
-            shape.num_layers,
-            2 * shape.num_kv_heads,
-            num_blocks * block_size,
-            shape.head_dim,
-        )
+        sizes = self.description.kv_sizes(num_blocks * block_size)
         like = torch.empty(0, dtype=self._dtype)
         return KVCaches(self._native.large_zeros(sizes, like), block_size)
 

@@ -73,6 +73,10 @@ class DecoderDescription:
         """Blocks of attention and MLP."""
         return len(self.layers)
 
+    def kv_sizes(self, num_slots: int) -> tuple[int, int, int, int]:
+        """The sizes of a KV cache with so many slots: [layers, 2 x kv_heads, slots, head_dim]."""
+        return self.num_layers, 2 * self.num_kv_heads, num_slots, self.head_dim
+
     @property
     def windows(self) -> frozenset[int | None]:
         """The sliding windows that occur; None is a layer that sees everything before it."""

@@ -67,14 +67,8 @@ class TorchDecoder:
 
     def new_caches(self, num_blocks: int, block_size: int) -> KVCaches:
         """See Decoder."""
-        shape = self.description
-        tensor = torch.zeros(
-            shape.num_layers,
-            2 * shape.num_kv_heads,
-            num_blocks * block_size,
-            shape.head_dim,
-            dtype=self._dtype,
-        )
+        sizes = self.description.kv_sizes(num_blocks * block_size)
+        tensor = torch.zeros(sizes, dtype=self._dtype)
         return KVCaches(tensor, block_size)
 
     def hidden_states(

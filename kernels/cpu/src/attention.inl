@@ -133,24 +133,6 @@ void rope_store(const Heads& heads, const Layer& layer, const Rope* rope, const 
   }
 }
 
-// Calls for the memory that a token's keys and values will be put into.
-template <class T>
-inline void fetch_slot(const Heads& heads, const T* cache_of_layer, const Cache& cache,
-                       int64_t slot) {
-  const int dim = heads.head_dim;
-  const T* block = cache_of_layer + slot / cache.block_size * cache.block_size * dim;
-  const int token = (int)(slot % cache.block_size);
-  constexpr int kLine = 64 / sizeof(T);
-  for (int h = 0; h < heads.num_kv_heads; ++h) {
-    const T* keys = block + h * cache.head_stride;
-    const T* values = keys + heads.num_kv_heads * cache.head_stride;
-    const int keys_apart = is_in_runs(cache) ? kGroupOf<T> : kLine;
-    for (int i = 0; i < dim; i += keys_apart) prefetch(keys + key_place<T>(cache, dim, token, i));
-    for (int i = 0; i < dim; i += kLine / kGroupOf<T>)
-      prefetch(values + value_place<T>(cache, dim, token, i));
-  }
-}
-
 // Some queries of one KV head: m and l of each, and their results [queries, head_dim].
 struct Softmax {
   float* m;

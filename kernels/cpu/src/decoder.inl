@@ -64,10 +64,7 @@ class DecoderOf : public Decoder {
                  bool is_part) override {
     const Layer& layer = model_.layers[index];
     const Span tokens = blocks_[block];
-    normed(worker, tokens, layer.input_norm, layer.qkv, [&](int token) {
-      fetch_slot<T>(heads_, (const T*)cache.data + index * cache.layer_stride, cache,
-                    step_.slots[token]);
-    });
+    normed(worker, tokens, layer.input_norm, layer.qkv);
     to_floats(worker, tokens, layer.qkv, normed_, qkv_);
     turn_and_attend(worker, index, block, cache, qkv_.at(0), qkv_.stride);
     quantised(worker, tokens, attended_, model_.num_heads * model_.head_dim, layer.attention_out);
@@ -101,7 +98,7 @@ class DecoderOf : public Decoder {
   void mlp(Worker& worker, int index, int block, bool is_part) override {
     const Layer& layer = model_.layers[index];
     const Span tokens = blocks_[block];
-    normed(worker, tokens, layer.mlp_norm, layer.gate_up, [](int) {});
+    normed(worker, tokens, layer.mlp_norm, layer.gate_up);
     const Inputs inputs = inputs_of(layer.gate_up, normed_, tokens.begin);
     const auto put = [&](auto activate) {
       linear_rows(worker, layer.gate_up, inputs, tokens.size(),
@@ -210,12 +207,9 @@ class DecoderOf : public Decoder {
     return {rows.at(first), rows.stride};
   }
 
-  // What `reader` reads; `ahead(token)` calls for what will be needed after it.
-  template <class Ahead>
-  void normed(Worker& worker, const Span& tokens, const float* weight, const Linear& reader,
-              Ahead&& ahead) {
+  // What `reader` reads.
+  void normed(Worker& worker, const Span& tokens, const float* weight, const Linear& reader) {
     in_rows(worker, tokens, [&](int token) {
-      ahead(token);
       T* y = normed_.at(token);
       rms_norm(x_.at(token), weight, y, model_.hidden_size, model_.eps);
       if (reader.type == WeightType::kInt8)

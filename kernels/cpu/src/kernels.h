@@ -55,7 +55,7 @@ struct Kernels {
   const char* name;
   Decoder* (*new_decoder)(const Model&);
   // y = x W^T + b for x [rows, inputs] in `type`; y [rows, outputs] float32. Where W is gated, SiLU.
-  void (*linear)(Worker&, Type type, const Linear&, const void* x, int num_rows, float* y);
+  void (*linear)(Team&, Type type, const Linear&, const void* x, int num_rows, float* y);
   // Turns and stores the heads in qkv [tokens, (heads + 2 x kv_heads) x head_dim] as `layer` says,
   // and attends; out [tokens, heads x head_dim] in the model's type.
   void (*attention)(Team&, const Model&, const Step&, const Cache&, const float* qkv, void* out);

@@ -55,40 +55,34 @@ void attention(Team& team, const Model& model, const Step& step, const Cache& ca
 }
 
 template <class T>
-void linear_of(Worker& worker, const Linear& linear, const T* x, int num_rows, float* y) {
-  const int64_t stride = (linear.num_inputs + 63) / 64 * 64;
-  static std::vector<T> rows;
-  static std::vector<uint8_t> bytes;
-  static std::vector<float> scales;
-  if (worker.id() == 0) {
-    rows.assign(num_rows * stride, T{});
-    bytes.assign(num_rows * stride, 0);
-    scales.assign(num_rows * stride / kScaled, 0);
-  }
-  worker.meet();
-  worker.share(num_rows, [&](int row) {
-    std::copy_n(x + (int64_t)row * linear.num_inputs, linear.num_inputs, &rows[row * stride]);
-    if (linear.type == WeightType::kInt8)
-      quantise(&rows[row * stride], &bytes[row * stride], &scales[row * stride / kScaled],
-               linear.num_inputs);
-  });
+void linear_of(Team& team, const Linear& linear, const T* x, int num_rows, float* y) {
+  const int64_t stride = (linear.num_inputs + 63) / 64 * 64, size = linear.num_outputs;
+  std::vector<T> rows(num_rows * stride);
+  std::vector<uint8_t> bytes(num_rows * stride);
+  std::vector<float> scales(num_rows * stride / kScaled);
   const Inputs inputs = linear.type == WeightType::kInt8
                             ? Inputs{bytes.data(), stride, scales.data(), stride / kScaled}
                             : Inputs{rows.data(), stride};
-  const int64_t size = linear.num_outputs;
-  linear_rows(worker, linear, inputs, num_rows, [&](int row, int panel, F16 low, F16 high) {
-    if (linear.is_gated)
-      put_first(y + row * size, panel * kPanel / 2, std::min<int64_t>(size, (panel + 1) * kPanel / 2),
-                mul(silu(low), high), zero());
-    else
-      put_first(y + row * size, panel * kPanel, size, low, high);
+  team.run([&](Worker& worker) {
+    worker.share(num_rows, [&](int row) {
+      std::copy_n(x + (int64_t)row * linear.num_inputs, linear.num_inputs, &rows[row * stride]);
+      if (linear.type == WeightType::kInt8)
+        quantise(&rows[row * stride], &bytes[row * stride], &scales[row * stride / kScaled],
+                 linear.num_inputs);
+    });
+    linear_rows(worker, linear, inputs, num_rows, [&](int row, int panel, F16 low, F16 high) {
+      if (linear.is_gated)
+        put_first(y + row * size, panel * kPanel / 2,
+                  std::min<int64_t>(size, (panel + 1) * kPanel / 2), mul(silu(low), high), zero());
+      else
+        put_first(y + row * size, panel * kPanel, size, low, high);
+    });
   });
 }
 
-void linear(Worker& worker, Type type, const Linear& linear, const void* x, int num_rows,
-            float* y) {
-  if (type == Type::kFloat32) return linear_of(worker, linear, (const float*)x, num_rows, y);
-  linear_of(worker, linear, (const bf16*)x, num_rows, y);
+void linear(Team& team, Type type, const Linear& linear, const void* x, int num_rows, float* y) {
+  if (type == Type::kFloat32) return linear_of(team, linear, (const float*)x, num_rows, y);
+  linear_of(team, linear, (const bf16*)x, num_rows, y);
 }
 
 template <class T>

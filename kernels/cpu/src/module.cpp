@@ -320,14 +320,10 @@ class PyDecoder {
   }
 
   void begin(const StepTensors& rows, const Tensor& caches, int block_size) {
-    rows_ = rows;
-    caches_ = caches;
-    cache_ = cache_of(caches, block_size);
-    const Step step = rows_.step();
+    const Step step = taken(rows, caches, block_size);
     const py::gil_scoped_release unlocked;
     decoder_->prepare(team().size(), step);
     team().run([&](Worker& worker) { decoder_->begin(worker); });
-    num_tokens_ = step.num_tokens;
   }
 
   // This rank's part of what half a layer adds, [tokens, hidden_size] float32.
@@ -354,11 +350,7 @@ class PyDecoder {
 
   // All of a step.
   std::pair<Tensor, Tensor> run(const StepTensors& rows, const Tensor& caches, int block_size) {
-    rows_ = rows;
-    caches_ = caches;
-    cache_ = cache_of(caches, block_size);
-    const Step step = rows_.step();
-    num_tokens_ = step.num_tokens;
+    const Step step = taken(rows, caches, block_size);
     auto found = outcome();
     const py::gil_scoped_release unlocked;
     decoder_->prepare(team().size(), step);
@@ -444,6 +436,15 @@ class PyDecoder {
     return layer;
   }
 
+  // The step, whose tensors are kept until the next.
+  Step taken(const StepTensors& rows, const Tensor& caches, int block_size) {
+    rows_ = rows;
+    caches_ = caches;
+    cache_ = cache_of(caches, block_size);
+    num_tokens_ = rows_.token_ids.numel();
+    return rows_.step();
+  }
+
   void run_half(Worker& worker, int half) {
     for (int block = 0; block < decoder_->num_blocks(); ++block)
       if (half % 2 == 0)
@@ -478,10 +479,8 @@ Tensor linear(const PackedLinear& packed, const Tensor& x, const std::string& in
   const int64_t num_rows = x.size(0);
   const void* rows = numbers<char>(x, num_rows * linear.num_inputs, "x");
   const Tensor y = at::empty({num_rows, linear.num_outputs});
-  const Kernels& kernels = kernels_named(instruction_set);
-  team().run([&](Worker& worker) {
-    kernels.linear(worker, type_of(x), linear, rows, (int)num_rows, y.data_ptr<float>());
-  });
+  kernels_named(instruction_set)
+      .linear(team(), type_of(x), linear, rows, (int)num_rows, y.data_ptr<float>());
   return y;
 }
 
