@@ -22,8 +22,8 @@ from torch import Tensor
 
 from kernels.e4m3 import round_to_e4m3
 from kernels.scaled_matmul import HOPPER, ScaledMatrix, scaled_matmul
+from kernels.scaled_rows import largest_size, scaled_rows
 
-_BLOCK = 4096
 _MIN_TORCH_ROWS = 128
 
 
@@ -33,22 +33,15 @@ def quantise_fp8_kernel(
 ) -> None:
     """One row."""
     row = tl.program_id(0).to(tl.int64)
+    own = x + row * stride
     lanes = tl.arange(0, block)
-    largest = tl.zeros((block,), tl.float32)
-    for start in range(0, width, block):
-        columns = start + lanes
-        part = tl.load(x + row * stride + columns, mask=columns < width, other=0.0)  # [block]
-        size = tl.abs(part.to(tl.float32))
-        # Only NaN differs from itself, and no maximum could lose infinity.
-        size = tl.where(size == size, size, float("inf"))  # noqa: PLR0124
-        largest = tl.maximum(largest, size)
-    top = tl.max(largest, axis=0)
+    top = largest_size(own, width, block)
     tl.store(scales + row, tl.div_rn(top, 448.0))
     is_sound = (top > 0) & (top < float("inf"))
     inverse = tl.where(is_sound, tl.div_rn(448.0, top), 0.0)
     for start in range(0, width, block):
         columns = start + lanes
-        part = tl.load(x + row * stride + columns, mask=columns < width, other=0.0)  # [block]
+        part = tl.load(own + columns, mask=columns < width, other=0.0)  # [block]
         scaled = tl.where(is_sound, part.to(tl.float32) * inverse, 0.0)
         rounded = round_to_e4m3(scaled)
         place = values + row * width + columns
@@ -57,16 +50,7 @@ def quantise_fp8_kernel(
 
 def quantise_fp8(x: Tensor) -> ScaledMatrix:
     """Scale the rows of x [rows, width], which may lie apart, to float8_e4m3fn."""
-    rows, width = x.shape
-    assert x.stride(1) == 1, x.stride()
-    values = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    if rows:
-        block = min(triton.next_power_of_2(width), _BLOCK)
-        quantise_fp8_kernel[(rows,)](
-            x, values, scales, x.stride(0), width, block=block, num_warps=8
-        )
-    return ScaledMatrix(values, scales)
+    return scaled_rows(quantise_fp8_kernel, x, torch.float8_e4m3fn)
 
 
 def fp8_linear(

@@ -17,8 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.scaled_matmul import ScaledMatrix, scaled_matmul
-
-_BLOCK = 4096
+from kernels.scaled_rows import largest_size, scaled_rows
 
 
 @triton.jit
@@ -27,22 +26,15 @@ def quantise_int8_kernel(
 ) -> None:
     """One row."""
     row = tl.program_id(0).to(tl.int64)
+    own = x + row * stride
     lanes = tl.arange(0, block)
-    largest = tl.zeros((block,), tl.float32)
-    for start in range(0, width, block):
-        columns = start + lanes
-        part = tl.load(x + row * stride + columns, mask=columns < width, other=0.0)  # [block]
-        size = tl.abs(part.to(tl.float32))
-        # Only NaN differs from itself, and no maximum could lose infinity.
-        size = tl.where(size == size, size, float("inf"))  # noqa: PLR0124
-        largest = tl.maximum(largest, size)
-    top = tl.max(largest, axis=0)
+    top = largest_size(own, width, block)
     tl.store(scales + row, tl.div_rn(top, 127.0))
     is_sound = (top > 0) & (top < float("inf"))
     inverse = tl.where(is_sound, tl.div_rn(127.0, top), 0.0)
     for start in range(0, width, block):
         columns = start + lanes
-        part = tl.load(x + row * stride + columns, mask=columns < width, other=0.0)  # [block]
+        part = tl.load(own + columns, mask=columns < width, other=0.0)  # [block]
         scaled = tl.where(is_sound, part.to(tl.float32) * inverse, 0.0)
         # So large a number beside it leaves no room for fractions: halves go to even.
         rounded = (scaled + 12582912.0) - 12582912.0
@@ -52,16 +44,7 @@ def quantise_int8_kernel(
 
 def quantise_int8(x: Tensor) -> ScaledMatrix:
     """Scale the rows of x [rows, width], which may lie apart, to int8."""
-    rows, width = x.shape
-    assert x.stride(1) == 1, x.stride()
-    values = torch.empty((rows, width), dtype=torch.int8, device=x.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    if rows:
-        block = min(triton.next_power_of_2(width), _BLOCK)
-        quantise_int8_kernel[(rows,)](
-            x, values, scales, x.stride(0), width, block=block, num_warps=8
-        )
-    return ScaledMatrix(values, scales)
+    return scaled_rows(quantise_int8_kernel, x, torch.int8)
 
 
 def int8_linear(

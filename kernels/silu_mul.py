@@ -2,18 +2,16 @@
 
     y = gate / (1 + exp(-gate)) * up
 
-Shapes: gate_up [rows, 2 x width], gate first; y [rows, width]. A program does a piece of a row.
-Bytes moved, at e bytes an element: 3 e rows width. Computed in float32, rounded once.
+Shapes and bytes moved: see `gated_mul.py`.
 """
 
 # mypy: allow-untyped-decorators
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024
+from kernels.gated_mul import gate_and_up, gated_mul
 
 
 @triton.jit
@@ -21,22 +19,10 @@ def silu_mul_kernel(
     gate_up: tl.tensor, out: tl.tensor, stride: int, width: int, block: tl.constexpr
 ) -> None:
     """`block` columns of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * block + tl.arange(0, block)
-    is_inside = columns < width
-    place = gate_up + row * stride + columns
-    gate = tl.load(place, mask=is_inside, other=0.0).to(tl.float32)  # [block]
-    up = tl.load(place + width, mask=is_inside, other=0.0).to(tl.float32)  # [block]
-    tl.store(out + row * width + columns, gate * tl.sigmoid(gate) * up, mask=is_inside)
+    gate, up, place, is_inside = gate_and_up(gate_up, stride, width, block)
+    tl.store(out + place, gate * tl.sigmoid(gate) * up, mask=is_inside)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Activate the first half of each row and multiply it with the second."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    assert gate_up.shape == (rows, 2 * width), gate_up.shape
-    assert gate_up.stride(1) == 1, gate_up.stride()
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    if rows:
-        grid = (rows, triton.cdiv(width, _BLOCK))
-        silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), width, block=_BLOCK, num_warps=4)
-    return out
+    return gated_mul(silu_mul_kernel, gate_up)
