@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from api.authentication import Authenticator
 from api.drain import Drain
 from api.grammars import Grammars
+from api.key_uses import KeyUses
 from api.prompts import Prompts
 from api.readiness import Readiness
 from api.registry_view import RegistryView
@@ -45,6 +46,8 @@ class Gateway:
     redis: redis.asyncio.Redis
     clock: SharedClock
     authenticator: Authenticator
+    key_uses: KeyUses
+    pepper: bytes = field(repr=False)
     registry: RegistryView
     prompts: Prompts
     grammars: Grammars
@@ -82,6 +85,7 @@ class Gateway:
             asyncio.create_task(self.follower.run(), name="follower"),
             asyncio.create_task(self._keep_time(), name="clock"),
             asyncio.create_task(self._preload(), name="preload"),
+            asyncio.create_task(self.key_uses.run(), name="key uses"),
         ]
         try:
             yield
@@ -91,6 +95,7 @@ class Gateway:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self.key_uses.write()
             await asyncio.to_thread(self.prompts.close)
             await asyncio.to_thread(self.grammars.close)
             if self.doorbell is not None:
@@ -117,6 +122,7 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
         settings.database_url.get_secret_value(), "gateway", settings.database_pool_size
     )
     client = connect_redis(settings.redis_url.get_secret_value())
+    key_uses = KeyUses(database)
     follower = Follower(client, "gateway-" + secrets.token_hex(8))
     registry = RegistryView(database)
     broker = settings.celery_broker_url
@@ -124,7 +130,9 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
         database=database,
         redis=client,
         clock=SharedClock(),
-        authenticator=Authenticator(database, settings.pepper),
+        authenticator=Authenticator(database, settings.pepper, uses=key_uses),
+        key_uses=key_uses,
+        pepper=settings.pepper,
         registry=registry,
         prompts=Prompts(),
         grammars=Grammars(),

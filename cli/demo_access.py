@@ -1,4 +1,5 @@
-"""A tenant and two keys, so that the first conversation needs no administration.
+"""Two tenants with a key each, so that the first conversation needs no administration: one asks,
+and one, an operator, administers.
 
 The keys are shown once by the service and kept in `<data-dir>/demo.env`; a later start reuses
 them for as long as they are valid, and mints new ones when they are not.
@@ -10,13 +11,16 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from cli.administering import person
 from cli.env_file import read_env_file, write_env_file
 from cli.settings import ADMIN_KEY, API_KEY, BASE_URL
-from control.identity.keys import create_key, find_key, hash_key
-from control.identity.tenants import create_tenant, list_tenants
+from control.identity.administration import Administration
+from control.identity.keys import KeyWish, find_key, hash_key
+from control.identity.tenants import find_tenant_by_name
 
 DEMO_FILE = "demo.env"
-_TENANT = "demo"
+_DEMO = "demo"
+_OPERATOR = "operator"
 _SCOPES = {
     API_KEY: frozenset({"inference", "batch", "usage"}),
     ADMIN_KEY: frozenset({"admin"}),
@@ -41,16 +45,21 @@ async def grant_demo_access(
     keys: dict[str, str] = {}
     for name, scopes in _SCOPES.items():
         key = known.get(name, "")
-        if not key or await find_key(connection, hash_key(pepper, key)) is None:
-            key = await connection.run_sync(_mint, pepper, scopes)
+        found = await find_key(connection, hash_key(pepper, key)) if key else None
+        if found is None or found.is_suspended or found.is_operator != (name == ADMIN_KEY):
+            key = await connection.run_sync(_mint, pepper, scopes, is_operator=name == ADMIN_KEY)
         keys[name] = key
     await connection.commit()
     write_env_file(path, {BASE_URL: base_url, **keys})
     return DemoAccess(base_url, keys[API_KEY], keys[ADMIN_KEY])
 
 
-def _mint(connection: Connection, pepper: bytes, scopes: frozenset[str]) -> str:
-    tenants = {tenant.name: tenant for tenant in list_tenants(connection)}
-    tenant = tenants.get(_TENANT) or create_tenant(connection, _TENANT)
-    _, key = create_key(connection, pepper, tenant.tenant_id, scopes)
+def _mint(
+    connection: Connection, pepper: bytes, scopes: frozenset[str], *, is_operator: bool
+) -> str:
+    acts = Administration(connection, person())
+    name = _OPERATOR if is_operator else _DEMO
+    tenant = find_tenant_by_name(connection, name)
+    tenant = tenant or acts.add_tenant(name, is_operator=is_operator)
+    _, key = acts.mint_key(pepper, tenant.tenant_id, KeyWish(scopes, "made by headrace serve"))
     return key

@@ -15,12 +15,14 @@ from typing import Annotated
 import typer
 
 from cli.admin import admin
+from cli.audit import audit
 from cli.bench import bench
 from cli.data_dir import DEFAULT_DATA_DIR, DataDir
 from cli.errors import CommandFailed
 from cli.running_serve import setting
 from cli.settings import DATABASE_URL, REDIS_URL, ServeSettings
 from control.errors import ServiceError
+from engine.interface.errors import InvalidRequest
 
 app = typer.Typer(
     help="LLM inference for teams.",
@@ -30,6 +32,7 @@ app = typer.Typer(
 )
 weights = typer.Typer(help="The weight store.", no_args_is_help=True)
 app.add_typer(admin, name="admin")
+app.add_typer(audit, name="audit")
 app.add_typer(weights, name="weights")
 app.add_typer(bench, name="bench")
 
@@ -196,7 +199,7 @@ def main() -> None:
     """Run the command line; what a person can mend is said in words, not as a traceback."""
     try:
         app()
-    except (CommandFailed, ServiceError) as error:
+    except (CommandFailed, ServiceError, InvalidRequest) as error:
         typer.echo(f"headrace: {error}", err=True)
         sys.exit(1)
 

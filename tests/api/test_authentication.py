@@ -1,11 +1,12 @@
 """Keys over HTTP: what is no key, whose key it is, and what it may do."""
 
 import secrets
+import time
 from collections.abc import Callable
 
 import httpx
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
 from api.authentication import (
     FAILURES_PER_S,
@@ -13,13 +14,23 @@ from api.authentication import (
     MAX_FAILURES,
     Authenticator,
     FailureLimiter,
+    source_of,
 )
+from api.key_uses import KeyUses
 from control.database.connection import connect_async
-from control.errors import AuthenticationFailed, StoreUnavailable, TooManyFailures
-from control.identity.keys import create_key, revoke_key
+from control.errors import (
+    AuthenticationFailed,
+    PermissionDenied,
+    StoreUnavailable,
+    TooManyFailures,
+)
+from control.identity.keys import KeyWish, create_key, get_key, revoke_key
+from control.identity.tenants import set_suspended
 from tests.api.conftest import Served
 from tests.api.live_gateway import PEPPER, LiveGateway
 from tests.api.raw_http import exchange, request
+
+NOWHERE = "postgresql://x@127.0.0.1:1/x"
 
 
 class Clock:
@@ -182,6 +193,130 @@ async def test_a_source_of_many_unknown_keys_is_refused_without_queries(
     await database.dispose()
 
 
+async def test_a_key_ends_by_the_databases_clock_and_not_by_ours(
+    database_url: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host clocks an hour off change nothing: only a difference of times is taken from there."""
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    with served.database.begin() as connection:
+        ends = connection.execute(text("SELECT now() + interval '3 seconds'")).scalar_one()
+        _, key = create_key(
+            connection, PEPPER, served.tenant_id, KeyWish(frozenset({"batch"}), expires_at=ends)
+        )
+    for skew_s in (-3600, 3600):
+        monkeypatch.setattr(time, "time", lambda skew_s=skew_s: 1e9 + skew_s)
+        caller = await authenticator.authenticate(_scope(f"Bearer {key}"))
+        assert caller.expires_at == ends
+    # Remembered for its last three seconds, not for the four that others get.
+    clock.now += 2.5
+    monkeypatch.setattr(authenticator, "_database", connect_async(NOWHERE, "test"))
+    await authenticator.authenticate(_scope(f"Bearer {key}"))
+    clock.now += 0.5
+    with pytest.raises(StoreUnavailable):
+        await authenticator.authenticate(_scope(f"Bearer {key}"))
+    with served.database.begin() as connection:
+        connection.execute(
+            text("UPDATE api_keys SET expires_at = now() WHERE key_id = :id"),
+            {"id": caller.key_id},
+        )
+    monkeypatch.setattr(authenticator, "_database", database)
+    with pytest.raises(AuthenticationFailed, match="expired"):
+        await authenticator.authenticate(_scope(f"Bearer {key}"))
+    await database.dispose()
+
+
+async def test_a_suspended_tenants_keys_are_refused_within_seconds_and_taken_again(
+    database_url: str, served: Served
+) -> None:
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    _, key = served.new_key("inference", tenant=f"suspended-{secrets.token_hex(4)}")
+    caller = await authenticator.authenticate(_scope(f"Bearer {key}"))
+    for is_suspended in (True, False):
+        with served.database.begin() as connection:
+            set_suspended(connection, caller.tenant_id, is_suspended)
+        clock.now += 5
+        if is_suspended:
+            with pytest.raises(PermissionDenied, match="suspended"):
+                await authenticator.authenticate(_scope(f"Bearer {key}"))
+        else:
+            assert await authenticator.authenticate(_scope(f"Bearer {key}")) == caller
+    await database.dispose()
+
+
+async def test_when_a_key_was_last_used_is_written_once_for_many_requests(
+    database_url: str, served: Served
+) -> None:
+    database = connect_async(database_url, "test")
+    uses = KeyUses(database)
+    authenticator = Authenticator(database, PEPPER, uses=uses)
+    keys = [served.new_key("inference") for _ in range(3)]
+    queries: list[str] = []
+    event.listen(
+        database.sync_engine,
+        "before_cursor_execute",
+        lambda *arguments: queries.append(str(arguments[2])),
+    )
+    for _ in range(100):
+        for _, key in keys:
+            await authenticator.authenticate(_scope(f"Bearer {key}"))
+    assert not [query for query in queries if "UPDATE" in query]
+    # A key that an administrator holds just now is left out, and holds nobody up.
+    with served.database.begin() as connection:
+        get_key(connection, keys[0][0], for_update=True)
+        await uses.write()
+    assert len([query for query in queries if "UPDATE" in query]) == 1
+    with served.database.begin() as connection:
+        used = [get_key(connection, key_id).last_used_at for key_id, _ in keys]
+    assert [moment is None for moment in used] == [True, False, False]
+    uses._database = connect_async(NOWHERE, "test")
+    uses.note(keys[0][0])
+    await uses.write()
+    uses._database = database
+    await uses.write()
+    with served.database.begin() as connection:
+        assert get_key(connection, keys[0][0]).last_used_at is not None
+    await database.dispose()
+
+
+@pytest.mark.parametrize(
+    ("client", "source"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("a socket", "a socket"),
+    ],
+)
+def test_all_addresses_of_one_host_are_one_source(client: str, source: str) -> None:
+    assert source_of({"client": (client, 1)}) == source
+
+
+async def test_many_addresses_cost_the_database_no_more_than_a_flat_number_of_queries(
+    database_url: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.authentication.MAX_FAILURES_OF_ALL", 20)
+    clock = Clock()
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER, clock)
+    await authenticator.authenticate(_scope(f"Bearer {served.key}"))
+    queries: list[object] = []
+    event.listen(
+        database.sync_engine, "before_cursor_execute", lambda *arguments: queries.append(arguments)
+    )
+    for number in range(200):
+        with pytest.raises((AuthenticationFailed, TooManyFailures)):
+            await authenticator.authenticate(_scope("Bearer hr-x" + str(number), f"h{number}"))
+    assert len(queries) == 20 + 1  # and the first joint one
+    await authenticator.authenticate(_scope(f"Bearer {served.key}", "h0"))
+    await database.dispose()
+
+
 async def _fail_often(authenticator: Authenticator) -> None:
     """Use up what 10.0.0.1 may fail, and the joint look-up of this moment."""
     for _ in range(MAX_FAILURES + 1):
@@ -273,7 +408,7 @@ async def test_without_a_database_known_keys_pass_and_others_wait(
     database = connect_async(database_url, "test")
     authenticator = Authenticator(database, PEPPER, clock)
     await authenticator.authenticate(_scope(f"Bearer {served.key}"))
-    authenticator._database = connect_async("postgresql://x@127.0.0.1:1/x", "test")
+    authenticator._database = connect_async(NOWHERE, "test")
     await authenticator.authenticate(_scope(f"Bearer {served.key}"))
     with pytest.raises(StoreUnavailable) as caught:
         await authenticator.authenticate(_scope("Bearer hr-' OR '1'='1"))

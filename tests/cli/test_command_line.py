@@ -54,7 +54,7 @@ def test_help_names_every_command() -> None:
     said = run("--help")
 
     assert said.returncode == 0
-    for name in [*PROCESSES, "serve", "migrate", "status", "admin", "weights", "bench"]:
+    for name in [*PROCESSES, "serve", "migrate", "status", "admin", "audit", "weights", "bench"]:
         assert name in said.stdout
 
 
@@ -65,9 +65,17 @@ def test_every_command_looks_into_the_same_folder_and_says_so() -> None:
         ("migrate",),
         ("admin", "tenant", "create"),
         ("admin", "tenant", "list"),
+        ("admin", "tenant", "rename"),
+        ("admin", "tenant", "suspend"),
+        ("admin", "tenant", "resume"),
         ("admin", "key", "create"),
         ("admin", "key", "list"),
+        ("admin", "key", "rotate"),
         ("admin", "key", "revoke"),
+        ("admin", "quota", "set"),
+        ("admin", "quota", "list"),
+        ("admin", "quota", "remove"),
+        ("audit", "list"),
         ("weights", "fetch"),
         ("weights", "register"),
     ):

@@ -11,6 +11,7 @@ from control.database.connection import connect, connect_async
 from control.identity.keys import list_keys, revoke_key
 
 PEPPER = bytes(range(32))
+ROOT = Path(__file__).resolve().parents[2]
 
 
 async def grant(database_url: str, data_dir: Path, port: int) -> DemoAccess:
@@ -45,7 +46,7 @@ async def test_a_key_that_is_no_longer_valid_is_minted_anew_and_the_other_kept(
     first = await grant(fresh_database_url, tmp_path, 8000)
     engine = connect(fresh_database_url, "test", pool_size=1)
     with engine.begin() as connection:
-        (inference,) = (key for key in list_keys(connection) if "inference" in key.scopes)
+        (inference,) = (key for key in list_keys(connection)[0] if "inference" in key.scopes)
         assert revoke_key(connection, inference.key_id)
     engine.dispose()
 
@@ -64,13 +65,17 @@ def test_tenants_and_keys_are_made_listed_and_revoked(
             capture_output=True,
             text=True,
             check=False,
-            env={"DATABASE_URL": fresh_database_url, "HEADRACE_KEY_PEPPER": PEPPER.hex()},
+            env={
+                "DATABASE_URL": fresh_database_url,
+                "HEADRACE_KEY_PEPPER": PEPPER.hex(),
+                "PYTHONPATH": str(ROOT),
+            },
         )
 
     tenant_id = admin("tenant", "create", "acme").stdout.strip()
     other_id = admin("tenant", "create", "other").stdout.strip()
     header, *tenants = rows(admin("tenant", "list"))
-    assert header == ["tenant", "name", "created (UTC)"]
+    assert header == ["tenant", "name", "created (UTC)", "role", "suspended (UTC)"]
     assert [tenant[:2] for tenant in tenants] == [[tenant_id, "acme"], [other_id, "other"]]
     taken = admin("tenant", "create", "acme")
     assert taken.returncode == 1
@@ -83,14 +88,17 @@ def test_tenants_and_keys_are_made_listed_and_revoked(
     assert admin("key", "create", "other").returncode == 0
     for tenant in ("acme", tenant_id):
         listed = admin("key", "list", "--tenant", tenant)
-        header, (key_id, owner, _, scopes, _, revoked) = rows(listed)
+        header, (key_id, owner, _, scopes, _, revoked, *_) = rows(listed)
         assert header[:2] == ["key", "tenant"]
         assert (owner, scopes, revoked) == (tenant_id, "batch, usage", "")
         assert secret.strip() not in listed.stdout
-    ((_, _, _, scopes, _, _),) = rows(admin("key", "list", "--tenant", "other"))[1:]
+    ((_, _, _, scopes, *_),) = rows(admin("key", "list", "--tenant", "other"))[1:]
     assert scopes == "batch, inference, usage"
 
-    assert admin("key", "revoke", key_id).returncode == 0
+    unasked = admin("key", "revoke", key_id)
+    assert unasked.returncode == 1
+    assert "Add --yes" in unasked.stderr
+    assert admin("key", "revoke", key_id, "--yes").returncode == 0
     again = admin("key", "revoke", key_id)
     assert again.returncode == 1
     assert f"{key_id} has been revoked already, at 20" in again.stderr

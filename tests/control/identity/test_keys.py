@@ -9,6 +9,7 @@ from sqlalchemy import Connection, text
 from control.database.connection import connect, connect_async
 from control.errors import Conflict, NotFound
 from control.identity.keys import (
+    FoundKey,
     create_key,
     find_key,
     find_keys,
@@ -17,6 +18,7 @@ from control.identity.keys import (
     list_keys,
     revoke_key,
 )
+from control.identity.page import Page
 from control.identity.tenants import create_tenant, list_tenants
 
 PEPPER = b"p" * 32
@@ -50,13 +52,14 @@ async def test_a_key_is_found_by_the_whole_of_it_until_it_is_revoked(database_ur
         key, secret = create_key(connection, PEPPER, tenant.tenant_id, frozenset({"batch"}))
     async with async_engine.connect() as reader:
         both = [hash_key(PEPPER, "hr-unknown"), hash_key(PEPPER, secret)]
-        assert await find_keys(reader, both) == {both[1]: key}
-        assert await find_key(reader, hash_key(PEPPER, secret)) == key
+        found = FoundKey(key, is_operator=False, is_suspended=False, lives_s=None)
+        assert await find_keys(reader, both) == {both[1]: found}
+        assert await find_key(reader, hash_key(PEPPER, secret)) == found
         assert await find_key(reader, hash_key(PEPPER, secret[:-1])) is None
     with engine.begin() as connection:
         assert revoke_key(connection, key.key_id)
         assert not revoke_key(connection, key.key_id)
-        (listed,) = list_keys(connection, tenant.tenant_id)
+        (listed,), _ = list_keys(connection, tenant.tenant_id)
         assert listed.revoked_at is not None
     async with async_engine.connect() as reader:
         assert await find_key(reader, hash_key(PEPPER, secret)) is None
@@ -74,6 +77,6 @@ def test_keys_need_a_tenant_and_known_scopes(connection: Connection) -> None:
 
 def test_a_tenant_name_is_taken_once(connection: Connection) -> None:
     tenant = create_tenant(connection, secrets.token_hex(8))
-    assert tenant in list_tenants(connection)
+    assert tenant in list_tenants(connection, Page(1000))[0]
     with pytest.raises(Conflict):
         create_tenant(connection, tenant.name)
