@@ -31,4 +31,5 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
 
 InferenceCaller = Annotated[Caller, Depends(caller_with("inference"))]
 BatchCaller = Annotated[Caller, Depends(caller_with("batch"))]
+AdminCaller = Annotated[Caller, Depends(caller_with("admin"))]
 AnyCaller = Annotated[Caller, Depends(find_any_caller)]

@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from api.admin_bodies import BODIES as ADMIN_BODIES
 from api.callers import AnyCaller
 from control.batches.batch_request import BatchRequest
 from control.protocol.chat_request import ChatRequest
@@ -29,6 +30,7 @@ _BODIES: dict[tuple[str, str], type[StrictModel]] = {
     ("/v1/chat/completions", "post"): ChatRequest,
     ("/v1/completions", "post"): CompletionRequest,
     ("/v1/batches", "post"): BatchRequest,
+    **ADMIN_BODIES,
 }
 _UPLOAD = {
     "type": "object",

@@ -4,12 +4,13 @@ All of it happens in the caller's transaction. The command line and the HTTP rou
 functions, so they allow and record the same.
 """
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, text
 
 from control.errors import Conflict
-from control.identity.audit import Change, Showable, record
+from control.identity.audit import AuditFilter, AuditRecord, Change, Showable, list_audit, record
 from control.identity.authority import Administrator
 from control.identity.keys import (
     ApiKey,
@@ -17,14 +18,17 @@ from control.identity.keys import (
     change_key,
     create_key,
     get_key,
+    list_keys,
     no_such_key,
     replace_key,
     revoke_key,
 )
+from control.identity.page import Page, bad_cursor
 from control.identity.quotas import (
     Limits,
     Quota,
     find_quota,
+    list_quotas,
     no_such_quota,
     remove_quota,
     set_quota,
@@ -33,6 +37,7 @@ from control.identity.tenants import (
     Tenant,
     create_tenant,
     find_tenant,
+    list_tenants,
     no_such_tenant,
     rename_tenant,
     set_suspended,
@@ -71,6 +76,17 @@ class Administration:
             raise no_such_tenant(tenant_id)
         return find_tenant(self._connection, tenant_id)
 
+    def tenants(self, page: Page, name: str | None = None) -> tuple[list[Tenant], bool]:
+        """One page of the tenants in reach, and whether there are more. Raises InvalidRequest."""
+        only = self._administrator.only_tenant_id
+        if only is None:
+            return list_tenants(self._connection, page, name)
+        if page.after is not None and page.after != only:
+            raise bad_cursor("tenant", page.after)
+        tenant = find_tenant(self._connection, only)
+        is_there = page.after is None and name in (None, tenant.name)
+        return [tenant] if is_there else [], False
+
     def rename_tenant(self, tenant_id: str, name: str) -> Tenant:
         """Another name for the tenant. Raises NotFound, or Conflict if the name is taken."""
         self._administrator.check_is_operator()
@@ -106,6 +122,13 @@ class Administration:
     def key(self, key_id: str) -> ApiKey:
         """The key. Raises NotFound, also for one out of reach."""
         return self._reached(get_key(self._connection, key_id))
+
+    def keys(self, tenant_id: str | None, page: Page) -> tuple[list[ApiKey], bool]:
+        """One page of a tenant's keys, or of all in reach, and whether there are more.
+
+        Raises NotFound for a tenant out of reach, InvalidRequest for a bad cursor.
+        """
+        return list_keys(self._connection, self._owner(tenant_id), page)
 
     def change_key(self, key_id: str, name: str | None, resume_grace_s: int | None) -> ApiKey:
         """Another name or grace, where given. Raises NotFound."""
@@ -151,6 +174,17 @@ class Administration:
         self._note("key.revoke", key_id, before.tenant_id, before, after)
         return after
 
+    def quotas(self, tenant_id: str, page: Page) -> tuple[list[Quota], bool]:
+        """One page of a tenant's quotas. Raises NotFound, and InvalidRequest for a bad cursor."""
+        return list_quotas(self._connection, self.tenant(tenant_id).tenant_id, page)
+
+    def quota(self, tenant_id: str, model: str) -> Quota:
+        """What is set for just this model. Raises NotFound."""
+        found = find_quota(self._connection, self.tenant(tenant_id).tenant_id, model)
+        if found is None:
+            raise no_such_quota(model)
+        return found
+
     def set_quota(self, tenant_id: str, model: str, limits: Limits) -> Quota:
         """Put limits in force. Raises NotFound for the tenant or the model."""
         self._administrator.check_is_operator()
@@ -170,6 +204,20 @@ class Administration:
         remove_quota(self._connection, tenant_id, model)
         self._note("quota.remove", model, tenant_id, before, None)
         return before
+
+    def audit(self, only: AuditFilter, page: Page) -> tuple[list[AuditRecord], bool]:
+        """One page of the records in reach, newest first, and whether there are more.
+
+        Raises NotFound for a tenant out of reach, InvalidRequest for a bad cursor.
+        """
+        only = replace(only, tenant_id=self._owner(only.tenant_id))
+        return list_audit(self._connection, only, page)
+
+    def _owner(self, tenant_id: str | None) -> str | None:
+        """Whose things to list: those of a tenant in reach, or None for all there are."""
+        if tenant_id is None:
+            return self._administrator.only_tenant_id
+        return self.tenant(tenant_id).tenant_id
 
     def _set_suspended(self, action: str, tenant_id: str, is_suspended: bool) -> Tenant:
         before = find_tenant(self._connection, tenant_id, for_update=True)

@@ -31,6 +31,9 @@ SHOWN_LENGTH = 7
 _KEY_ID = re.compile(r"key_[0-9a-f]{24}")
 _SELECT = """SELECT key_id, tenant_id, scopes, prefix, created_at, revoked_at, name, expires_at,
     resume_grace_s, last_used_at, replaced_by FROM api_keys"""
+_USABLE = """SELECT 1 FROM api_keys k JOIN tenants t USING (tenant_id)
+    WHERE k.key_id = :key_id AND k.revoked_at IS NULL AND t.suspended_at IS NULL
+      AND (k.expires_at IS NULL OR k.expires_at > now())"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,21 +274,12 @@ async def find_keys(connection: AsyncConnection, key_hashes: list[bytes]) -> dic
     return found
 
 
-def is_usable(connection: Connection, key_id: str) -> bool:
-    """True if the key may be used at this moment. Nobody can revoke it before the transaction
-    ends.
+def is_usable(connection: Connection, key_id: str, *, is_locked: bool) -> bool:
+    """True if the key may be used at this moment. Locked, nobody can revoke it before the
+    transaction ends.
     """
-    found = connection.execute(
-        text(
-            """
-            SELECT 1 FROM api_keys k JOIN tenants t USING (tenant_id)
-            WHERE k.key_id = :key_id AND k.revoked_at IS NULL AND t.suspended_at IS NULL
-              AND (k.expires_at IS NULL OR k.expires_at > now())
-            FOR NO KEY UPDATE OF k
-            """
-        ),
-        {"key_id": key_id},
-    )
+    lock = "FOR NO KEY UPDATE OF k" if is_locked else ""
+    found = connection.execute(text(f"{_USABLE} {lock}"), {"key_id": key_id})
     return found.one_or_none() is not None
 
 

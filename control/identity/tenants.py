@@ -90,12 +90,14 @@ def no_such_tenant(tenant_id: str) -> NotFound:
     return NotFound(f"There is no tenant {tenant_id[:MAX_SHOWN]!a}.", param="tenant_id")
 
 
-def list_tenants(connection: Connection, page: Page) -> tuple[list[Tenant], bool]:
-    """One page, oldest first, and whether there are more.
+def list_tenants(
+    connection: Connection, page: Page, name: str | None = None
+) -> tuple[list[Tenant], bool]:
+    """One page, oldest first, of those of that name or of all, and whether there are more.
 
     Raises InvalidRequest for a cursor that is no tenant.
     """
-    values: dict[str, object] = {"limit": page.limit + 1}
+    values: dict[str, object] = {"limit": page.limit + 1, "name": name}
     beyond = ""
     if page.after is not None:
         try:
@@ -103,9 +105,15 @@ def list_tenants(connection: Connection, page: Page) -> tuple[list[Tenant], bool
         except NotFound:
             raise bad_cursor("tenant", page.after) from None
         values["cursor_id"] = page.after
-        beyond = "WHERE (created_at, tenant_id) > (:cursor_at, :cursor_id)"
+        beyond = "AND (created_at, tenant_id) > (:cursor_at, :cursor_id)"
     rows = connection.execute(
-        text(f"{_SELECT} {beyond} ORDER BY created_at, tenant_id LIMIT :limit"), values
+        text(
+            f"""
+            {_SELECT} WHERE (CAST(:name AS text) IS NULL OR name = :name) {beyond}
+            ORDER BY created_at, tenant_id LIMIT :limit
+            """
+        ),
+        values,
     )
     return page.cut([Tenant(*row) for row in rows])
 

@@ -21,6 +21,7 @@ from control.registry.model_version import ModelVersion
 from control.registry.store import register_version
 from control.streams.connection import connect as connect_redis
 from control.streams.keys import ModelKeys
+from tests.api.admin_client import Admin
 from tests.api.live_gateway import PEPPER, LiveGateway, gateway_settings, live_gateway
 from tests.api.scripted_replica import ScriptedReplica, hello
 from workers.scripted_model import make_scripted_model
@@ -156,3 +157,19 @@ def sdk(live: LiveGateway, served: Served) -> Iterator[openai.OpenAI]:
     """The official client, without retries of its own."""
     with openai.OpenAI(base_url=live.url, api_key=served.key, max_retries=0, timeout=30) as client:
         yield client
+
+
+@pytest.fixture
+def operator(live: LiveGateway, served: Served) -> Iterator[Admin]:
+    """The administrator of every tenant."""
+    admin = Admin(live, served.database, is_operator=True, scopes="admin")
+    with admin.client:
+        yield admin
+
+
+@pytest.fixture
+def customer(live: LiveGateway, served: Served) -> Iterator[Admin]:
+    """The administrator of one tenant, with every scope."""
+    admin = Admin(live, served.database, is_operator=False, scopes="admin inference batch usage")
+    with admin.client:
+        yield admin

@@ -389,6 +389,31 @@ async def test_a_flood_of_unknown_keys_costs_a_flat_number_of_queries(
     await database.dispose()
 
 
+def test_a_source_is_the_peer_unless_a_trusted_proxy_names_another(
+    start_gateway: Callable[..., LiveGateway], served: Served
+) -> None:
+    def statuses(gateway: LiveGateway, forwarded: Callable[[int], str]) -> set[int]:
+        with httpx.Client(timeout=30) as client:
+            return {
+                client.get(
+                    f"{gateway.url}/models",
+                    headers={
+                        "authorization": f"Bearer hr-{secrets.token_hex(8)}",
+                        "x-forwarded-for": forwarded(number),
+                    },
+                ).status_code
+                for number in range(MAX_FAILURES + 10)
+            }
+
+    untrusting, trusting = start_gateway(), start_gateway(trusted_proxies="127.0.0.1")
+    assert statuses(untrusting, lambda number: f"10.0.0.{number}") == {401, 429}
+    assert _models(untrusting, served.key).status_code == 429  # new to it; noted
+    assert statuses(trusting, lambda number: f"10.0.0.{number}") == {401}
+    # What the client said itself comes before what the proxy says of it.
+    assert statuses(trusting, lambda number: f"10.9.0.{number}, 10.0.1.1") == {401, 429}
+    assert _models(trusting, served.key).status_code == 200
+
+
 def test_the_wait_that_is_told_is_long_enough() -> None:
     clock = Clock()
     limiter = FailureLimiter(clock)

@@ -9,7 +9,7 @@ from tests.api.openapi_fuzz import OpenAPIFuzz
 from tests.api.scripted_replica import ScriptedReplica
 
 NUM_CASES = 12
-EVERY_SCOPE = ("inference", "batch")
+EVERY_SCOPE = ("inference", "batch", "usage", "admin")
 
 
 @pytest.fixture

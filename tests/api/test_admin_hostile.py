@@ -1,0 +1,128 @@
+"""What no parameter, id or field of administration may do, whatever it holds."""
+
+import json
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from tests.api.admin_client import Admin
+from tests.api.conftest import Served
+from tests.api.live_gateway import LiveGateway
+
+EVERY_SCOPE = ("inference", "batch", "usage", "admin")
+UNKNOWN_KEY = "key_" + "0" * 24
+HOSTILE = [
+    "'",
+    "' OR '1'='1",
+    "'; DROP TABLE tenants; --",
+    "%",
+    "_",
+    "\\",
+    '"',
+    "$1",
+    ":tenant_id",
+    "a\0b",
+    "a\nb",
+    "\ud800",
+    "\u202e",
+    "é" * 100,
+    "x" * 5000,
+    "-1",
+    "9" * 400,
+    "",
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=ascii)
+def test_no_parameter_of_any_list_is_more_than_a_value(
+    operator: Admin, served: Served, live: LiveGateway, value: str
+) -> None:
+    """Quotes, wildcards, NUL and the like find nothing or are refused: never a fault of ours."""
+    described = operator.client.get("/openapi.json").json()["paths"]
+    _, key = served.new_key(*EVERY_SCOPE)
+    asked = 0
+    with httpx.Client(base_url=f"http://127.0.0.1:{live.port}", timeout=30) as client:
+        for path, methods in described.items():
+            if "get" not in methods or path.startswith("/health/"):
+                continue
+            names = [p["name"] for p in methods["get"].get("parameters", ()) if p["in"] == "query"]
+            bearer = operator.key if path.startswith("/admin/") else key
+            for name in names:
+                target = path.replace("{tenant_id}", served.tenant_id)
+                raw = value.encode("utf-8", "surrogatepass")
+                answer = client.get(
+                    target,
+                    params=f"{name}={''.join(f'%{byte:02x}' for byte in raw)}",
+                    headers={"authorization": f"Bearer {bearer}"},
+                )
+                assert answer.status_code in (200, 400, 404), (path, name, answer.text)
+                if answer.status_code == 200 and value not in ("",):
+                    assert answer.json().get("data", []) == [], (path, name, answer.text)
+                assert "sql" not in answer.text.lower()
+                asked += 1
+    assert asked >= 14
+    with served.database.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM tenants")).scalar_one() > 0
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=ascii)
+def test_no_id_and_no_field_of_administration_is_more_than_a_value(
+    operator: Admin, value: str
+) -> None:
+    quoted = "".join(f"%{byte:02x}" for byte in value.encode("utf-8", "surrogatepass")) or "%20"
+    asked: list[tuple[str, str, object]] = [
+        ("GET", f"tenants/{quoted}", None),
+        ("POST", f"tenants/{quoted}", {"name": "x"}),
+        ("POST", f"tenants/{quoted}/suspend", None),
+        ("GET", f"tenants/{quoted}/quotas", None),
+        ("PUT", f"tenants/{operator.tenant_id}/quotas/{quoted}", {"max_concurrent": 1}),
+        ("DELETE", f"tenants/{operator.tenant_id}/quotas/{quoted}", None),
+        ("GET", f"keys/{quoted}", None),
+        ("POST", f"keys/{quoted}", {"name": "x"}),
+        ("POST", f"keys/{quoted}/rotate", {"grace_s": 0}),
+        ("POST", f"keys/{quoted}/revoke", None),
+    ]
+    for method, path, body in asked:
+        answer = operator.ask(method, path, body)
+        assert answer.status_code in (400, 404, 405), (method, path, answer.text)
+    fields: list[tuple[str, object]] = [
+        ("tenants", {"name": value}),
+        ("keys", {"scopes": [value]}),
+        ("keys", {"scopes": ["admin"], "tenant_id": value or "x"}),
+        ("keys", {"scopes": ["admin"], "name": value}),
+        ("keys", {"scopes": ["admin"], "expires_in_s": value}),
+    ]
+    for path, body in fields:
+        answer = operator.client.post(
+            f"/admin/{path}",
+            content=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code in (200, 400, 404, 409), (path, body, answer.text)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("keys", {"scopes": []}),
+        ("keys", {"scopes": ["admin"] * 9}),
+        ("keys", {"scopes": "admin"}),
+        ("keys", {"scopes": ["admin"], "expires_in_s": 0}),
+        ("keys", {"scopes": ["admin"], "expires_in_s": 10**30}),
+        ("keys", {"scopes": ["admin"], "expires_in_s": 1.5}),
+        ("keys", {"scopes": ["admin"], "resume_grace_s": 61}),
+        ("keys", {"scopes": ["admin"], "is_operator": True}),
+        ("tenants", {"name": "x", "is_operator": True}),
+        ("tenants", {"name": "x" * 201}),
+        ("tenants", {}),
+        ("tenants", []),
+        (f"keys/{UNKNOWN_KEY}/rotate", {"grace_s": 10**9}),
+        (f"keys/{UNKNOWN_KEY}/rotate", {"grace_s": -1}),
+        (f"keys/{UNKNOWN_KEY}/rotate", {}),
+    ],
+)
+def test_bad_bodies_are_refused_by_name(operator: Admin, path: str, body: object) -> None:
+    answer = operator.post(path, body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
