@@ -7,12 +7,13 @@ import redis
 
 from control.streams.functions import MAX_INBOX, assign, enqueue, invoke, lead
 from control.streams.keys import ModelKeys
-from control.streams.messages import Assignment, QueueEntry
+from control.streams.messages import Assignment, Charge, QueueEntry
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
 
 WEIGHTS = "bench"
 _TOKEN = "bench"  # noqa: S105 - a fencing token
+_UNCHARGED = Charge("bench", 1.0, 0.0, 0.0, 0.0)
 _LEASE_MS = 3_600_000
 _LIFE_S = 3_600.0
 
@@ -55,7 +56,7 @@ def assign_requests(
         )
         queued = invoke(client, enqueue(keys, entry, request, follower_id, MAX_INBOX))
         assert queued == b"queued", queued
-        word, attempt, _ = invoke(client, assign(keys, _TOKEN, entry, replica_id))
+        word, attempt, _ = invoke(client, assign(keys, _TOKEN, entry, replica_id, _UNCHARGED))
         assert word == b"assigned", word
         assignments.append(Assignment(request.request_id, int(attempt), WEIGHTS, request))
     return assignments

@@ -5,6 +5,7 @@ second at which to begin, and at the end says what it did (`Share`).
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -82,12 +83,13 @@ def publish(pipe: Connection, url: str, fleet: Fleet, number: int) -> None:
     start_at = pipe.recv()
     began_s = time.process_time()
     late_ms = []
+    log_bytes: Counter[str] = Counter()
     for serial in range(fleet.num_steps):
         for place, request_ids in enumerate(mine):
             due = start_at + (serial + place / len(mine)) / fleet.steps_per_s
             time.sleep(max(0.0, due - time.monotonic()))
             late_ms.append(1000 * (time.monotonic() - due))
-            replies = invoke(client, step(KEYS, _said(request_ids, serial)))
+            replies = invoke(client, step(KEYS, _said(request_ids, serial, log_bytes)))
             assert replies == [b"ok"] * len(request_ids), "a step was refused"
     num_tokens = fleet.num_steps * fleet.num_sequences * len(mine)
     pipe.send(Share(num_tokens, time.process_time() - began_s, late_ms))
@@ -114,15 +116,19 @@ def read(pipe: Connection, url: str, fleet: Fleet, number: int) -> None:
     client.close()
 
 
-def _said(request_ids: list[str], serial: int) -> list[Publication]:
-    """One token of each request."""
-    return [
-        Publication(
-            FIRST_ATTEMPT,
-            (GenerationDelta(request_id, 0, serial, serial, (1_000 + serial,), " word"),),
-        )
+def _said(request_ids: list[str], serial: int, log_bytes: Counter[str]) -> list[Publication]:
+    """One token of each request, whose log has so many bytes before it."""
+    publications = [
+        Publication.of(FIRST_ATTEMPT, log_bytes[request_id], [_word(request_id, serial)])
         for request_id in request_ids
     ]
+    for publication in publications:
+        log_bytes[publication.request_id] += len(publication.frames)
+    return publications
+
+
+def _word(request_id: str, serial: int) -> GenerationDelta:
+    return GenerationDelta(request_id, 0, serial, serial, (1_000 + serial,), " word")
 
 
 def _request_ids(replica: int, fleet: Fleet) -> Iterator[str]:

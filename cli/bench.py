@@ -44,6 +44,14 @@ def scheduler() -> None:
 
 
 @bench.command()
+def fairness() -> None:
+    """What finding the next of 10,000 waiting requests costs."""
+    from benchmarks.fairness import main
+
+    main()
+
+
+@bench.command()
 def kv_admission() -> None:
     """What admission by learned output lengths saves, and what it costs, on a virtual clock."""
     from benchmarks.kv_admission import main

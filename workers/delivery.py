@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from control.metering.output_scores import OutputScores
 from control.metering.settlement import ChoiceOutput, Settlement, Timings
+from control.streams.frames import pack_frames
 from control.streams.functions import Publication
 from control.streams.messages import Assignment
 from engine.interface.generation_delta import FinishReason, GenerationDelta, Usage
@@ -68,6 +69,7 @@ class Delivery:
         self._cancel_error = "cancelled"
         self.wasted_tokens = 0
         self._serial = len(log)
+        self._log_bytes = len(pack_frames(log))
         self._offset = sum(len(delta.token_ids) for delta in log)
         self._queue_s = queue_s
         self._received_at = received_at
@@ -167,7 +169,13 @@ class Delivery:
         last = GenerationDelta(
             self.request.request_id, 0, self._serial, self._offset, usage=usage, error=error
         )
-        return Publication(self.attempt, (last,))
+        return self.publication([last])
+
+    def publication(self, deltas: Sequence[GenerationDelta]) -> Publication:
+        """What comes next in the log."""
+        publication = Publication.of(self.attempt, self._log_bytes, deltas)
+        self._log_bytes += len(publication.frames)
+        return publication
 
     def _recall(self, delta: GenerationDelta) -> None:
         choice = self._choices[delta.choice]

@@ -17,18 +17,27 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from control.database.connection import connect as connect_database
+from control.fairness.class_order import ClassOrder
+from control.fairness.fair_queue import FairQueue
+from control.fairness.virtual_time import Rates, VirtualTime
 from control.metering.ending import end_request
 from control.registry.store import load_registry
-from control.routing.placement import Load, Placement, is_hopeless, load_of, place
+from control.routing.placement import (
+    Load,
+    Placement,
+    expected_service,
+    is_hopeless,
+    load_of,
+    place,
+)
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.snapshot_store import read_snapshots
-from control.routing.waiting_requests import WaitingRequests
 from control.starting import check_redis, read_settings, refusing_to_start
 from control.streams.clock import SharedClock
 from control.streams.connection import connect
-from control.streams.functions import assign, invoke, lead
+from control.streams.functions import assign, invoke, lead, set_clock
 from control.streams.keys import ModelKeys
-from control.streams.messages import QueueEntry, UnreadableMessage, unpack_entry
+from control.streams.messages import QueueEntry, UnreadableMessage, read_ending, unpack_entry
 from engine.interface.generation_request import PriorityClass
 from workers.process import start_logging, stop_event
 from workers.settings import DispatcherSettings
@@ -43,6 +52,7 @@ SWEEP_EVERY_S = 1.0
 SNAPSHOT_LIFE_S = 0.25
 RETRY_S = 0.2
 REGISTRY_POLL_S = 1.0
+RATES = Rates()
 
 QueueReply = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
 
@@ -61,7 +71,8 @@ class Dispatcher:
         self._clock = clock
         self._token = secrets.token_hex(16)
         self._is_leading = False
-        self._waiting = WaitingRequests()
+        self._virtual_time = VirtualTime()
+        self._waiting = FairQueue(self._virtual_time, ClassOrder())
         self._last_read: dict[bytes | str | memoryview, bytes | str | int | memoryview] = {}
         self._orders: dict[str, list[tuple[tuple[int, int], QueueEntry]]] = {}
         self._snapshots: dict[str, ReplicaSnapshot] = {}
@@ -85,7 +96,7 @@ class Dispatcher:
 
     def turn(self) -> None:
         """Read what is new, place what fits, and now and then look after the rest."""
-        self._read_queues(BUSY_BLOCK_MS if len(self._waiting) else IDLE_BLOCK_MS)
+        self._read_streams(BUSY_BLOCK_MS if len(self._waiting) else IDLE_BLOCK_MS)
         if len(self._waiting):
             self._expire()
             self._place_all()
@@ -99,18 +110,45 @@ class Dispatcher:
         if is_leading and not self._is_leading:
             log.info("leading %s", self._keys.model)
             self._clock.synchronize(self._client)
-            self._waiting.clear()
             self._orders.clear()
-            self._last_read = {self._keys.queue(c): b"0" for c in PriorityClass}
+            self._begin()
         self._is_leading = is_leading
         return is_leading
 
-    def _read_queues(self, block_ms: int) -> None:
+    def _begin(self) -> None:
+        """Take up where the last leader left off: its clock, and all that waits."""
+        times = cast("dict[bytes, bytes]", self._client.hgetall(self._keys.clock))
+        self._virtual_time = VirtualTime({k.decode(): float(v) for k, v in times.items()})
+        self._waiting = FairQueue(self._virtual_time, ClassOrder())
+        streams = [*(self._keys.queue(c) for c in PriorityClass), self._keys.endings]
+        self._last_read = dict.fromkeys(streams, b"0")
+
+    def _read_streams(self, block_ms: int) -> None:
         reply = self._client.xread(self._last_read, count=READ_COUNT, block=block_ms)
         for name, entries in cast(QueueReply, reply or []):
+            self._last_read[name.decode()] = entries[-1][0]
+            if name.decode() == self._keys.endings:
+                self._set_right(entries)
+                continue
             for entry_id, fields in entries:
-                self._last_read[name.decode()] = entry_id
                 self._note(name, entry_id, fields)
+
+    def _set_right(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        """Charge ended requests what they used, in place of what was expected."""
+        times = {}
+        for _, fields in entries:
+            try:
+                ending = read_ending(fields)
+            except UnreadableMessage as error:
+                log.error("dead letter in %s: %s", self._keys.endings, error)
+                continue
+            charge, used = ending.charge, ending.usage
+            service = RATES.charge(used.prompt_tokens, used.completion_tokens, used.cached_tokens)
+            self._virtual_time.charge(charge.tenant_id, service - charge.service, charge.weight)
+            self._waiting.recharged(charge.tenant_id)
+            times[charge.tenant_id] = self._virtual_time.of(charge.tenant_id)
+        entry_ids = [entry_id.decode() for entry_id, _ in entries]
+        invoke(self._client, set_clock(self._keys, self._token, times, entry_ids))
 
     def _note(self, queue: bytes, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
         request_id = fields.get(b"id", b"").decode(errors="replace")
@@ -121,7 +159,9 @@ class Dispatcher:
             self._client.xdel(queue, entry_id)
             return
         try:
-            self._waiting.add(unpack_entry(fields.get(b"header", b"")))
+            tag = fields.get(b"tag")
+            entry = unpack_entry(fields.get(b"header", b""))
+            self._waiting.add(entry, float(tag) if tag else None)
         except UnreadableMessage as error:
             log.error("dead letter in %s: %s", queue.decode(), error)
             self._client.xdel(queue, entry_id)
@@ -136,7 +176,7 @@ class Dispatcher:
 
     def _place_all(self) -> None:
         """Place from the head on until one does not fit, even by the newest snapshots."""
-        while (entry := self._waiting.head()) is not None:
+        while (entry := self._waiting.head(self._clock.now())) is not None:
             is_fresh = self._refresh_snapshots(SNAPSHOT_LIFE_S)
             placement = self._place(entry)
             if placement is None and not is_fresh:
@@ -165,15 +205,19 @@ class Dispatcher:
 
     def _assign(self, entry: QueueEntry, placement: Placement) -> bool:
         """Give the head of the queue away. False if nothing more can be placed now."""
-        call = assign(self._keys, self._token, entry, placement.replica_id)
+        service = expected_service(entry, self._snapshots[placement.replica_id], RATES)
+        charge = self._waiting.charge_for(entry.request_id, service)
+        call = assign(self._keys, self._token, entry, placement.replica_id, charge)
         reply = invoke(self._client, call)
         if reply[0] == b"not_leader":
             self._is_leading = False
             return False
         if reply[0] == b"full":
             return False
-        self._waiting.discard(entry.request_id)
-        if reply[0] == b"assigned":
+        if reply[0] != b"assigned":
+            self._waiting.discard(entry.request_id)
+        else:
+            self._waiting.take(entry.request_id, charge)
             orders = self._orders.setdefault(placement.replica_id, [])
             orders.append((_order(reply[2].decode()), entry))
         return True

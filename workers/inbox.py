@@ -25,7 +25,7 @@ from control.metering.settlement import (
     read_ending,
 )
 from control.streams.clock import SharedClock
-from control.streams.frames import unpack_frames
+from control.streams.frames import pack_frames, unpack_frames
 from control.streams.functions import Publication, invoke, requeue, step
 from control.streams.keys import ModelKeys
 from control.streams.messages import (
@@ -184,7 +184,8 @@ class Inbox:
             usage=ending.usage,
             error=ending.error,
         )
-        call = step(self._keys, [Publication(assignment.attempt, (last,))])
+        log_bytes = len(pack_frames(delivered))
+        call = step(self._keys, [Publication.of(assignment.attempt, log_bytes, [last])])
         retry_until_done(lambda: invoke(self._client, call), RedisError)
 
     def _read_log(self, request_id: str) -> list[GenerationDelta]:

@@ -103,7 +103,7 @@ class Publisher:
 
     def _append(self, said: dict[str, list[GenerationDelta]], touched: dict[str, Delivery]) -> None:
         publications = [
-            Publication(touched[request_id].attempt, tuple(deltas))
+            touched[request_id].publication(deltas)
             for request_id, deltas in said.items()
             if request_id not in self._abandoned
         ]

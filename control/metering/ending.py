@@ -37,7 +37,8 @@ def end_request(
         if reply[0] != b"seized":
             return False
         attempt, request = int(reply[1]), unpack_request(reply[2])
-        delivered = list(unpack_frames(cast("bytes", client.get(keys.log(request_id)) or b"")))
+        log = cast("bytes", client.get(keys.log(request_id)) or b"")
+        delivered = list(unpack_frames(log))
         settlement = settlement_of(request, attempt, delivered, error)
         with database.begin() as connection:
             claim = _close(connection, settlement)
@@ -53,7 +54,7 @@ def end_request(
         usage=settlement.usage if ending is None else ending.usage,
         error=error if ending is None else ending.error,
     )
-    invoke(client, step(keys, [Publication(attempt, (last,))]))
+    invoke(client, step(keys, [Publication.of(attempt, len(log), [last])]))
     return claim is Claim.OURS
 
 

@@ -9,6 +9,7 @@ batch-class work makes way for it.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from control.fairness.virtual_time import Rates
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.streams.messages import QueueEntry
 from engine.interface.generation_request import PriorityClass
@@ -66,6 +67,13 @@ def expected_kv_tokens(entry: QueueEntry, snapshot: ReplicaSnapshot) -> int:
     if expected is None:
         return entry.max_kv_tokens
     return entry.max_kv_tokens - entry.num_sequences * max(0, entry.max_tokens - expected)
+
+
+def expected_service(entry: QueueEntry, snapshot: ReplicaSnapshot, rates: Rates) -> float:
+    """What the request is expected to cost its tenant, before it is known what is cached."""
+    prompt_tokens = entry.max_kv_tokens - entry.num_sequences * entry.max_tokens
+    output_tokens = expected_kv_tokens(entry, snapshot) - prompt_tokens
+    return rates.charge(prompt_tokens, output_tokens)
 
 
 def is_hopeless(entry: QueueEntry, snapshots: Iterable[ReplicaSnapshot]) -> bool:

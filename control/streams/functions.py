@@ -4,7 +4,7 @@ A call is a value: its name, keys and arguments. `invoke` and `invoke_async` car
 load the library when the server does not know it (a fresh or flushed server forgets it).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,14 @@ from redis.exceptions import ResponseError
 
 from control.streams.frames import pack_frames
 from control.streams.keys import ModelKeys
-from control.streams.messages import QueueEntry, pack_entry, pack_request
+from control.streams.messages import (
+    Charge,
+    QueueEntry,
+    pack_charge,
+    pack_entry,
+    pack_request,
+    pack_usage,
+)
 from engine.interface.generation_delta import GenerationDelta
 from engine.interface.generation_request import GenerationRequest
 
@@ -51,10 +58,20 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Consecutive deltas of one request, under the attempt that made them."""
+    """Consecutive deltas of one request, under the attempt that made them.
+
+    `log_bytes` is how long its log is before them.
+    """
 
     attempt: int
+    log_bytes: int
     deltas: tuple[GenerationDelta, ...]
+    frames: bytes
+
+    @classmethod
+    def of(cls, attempt: int, log_bytes: int, deltas: Sequence[GenerationDelta]) -> "Publication":
+        """The deltas, packed."""
+        return cls(attempt, log_bytes, tuple(deltas), pack_frames(deltas))
 
     @property
     def request_id(self) -> str:
@@ -91,16 +108,28 @@ def enqueue(
     )
 
 
-def assign(keys: ModelKeys, token: str, entry: QueueEntry, replica_id: str) -> FunctionCall:
-    """Give a queued request to a replica.
+def assign(
+    keys: ModelKeys, token: str, entry: QueueEntry, replica_id: str, charge: Charge
+) -> FunctionCall:
+    """Give a queued request to a replica, and charge its tenant if that was not done before.
 
     Replies [b"assigned", attempt, inbox entry id], or one word: not_leader, gone, ended, taken
     or full.
     """
     return FunctionCall(
         "assign",
-        (keys.leader, keys.live(entry.request_id), keys.inbox(replica_id)),
-        (token, entry.request_id, replica_id, entry.weights_digest, MAX_INBOX),
+        (keys.leader, keys.live(entry.request_id), keys.inbox(replica_id), keys.clock),
+        (
+            token,
+            entry.request_id,
+            replica_id,
+            entry.weights_digest,
+            MAX_INBOX,
+            entry.tenant_id,
+            repr(charge.time_before),
+            repr(charge.time_after),
+            pack_charge(charge),
+        ),
     )
 
 
@@ -124,19 +153,30 @@ def step(keys: ModelKeys, publications: Sequence[Publication]) -> FunctionCall:
     Replies one word for each publication: ok, cancelled (published, but stop), moved, ended or
     gone (the last three: refused).
     """
-    names = [keys.open]
+    names = [keys.open, keys.endings]
     args: list[Argument] = [keys.feed(""), MAX_FEED, LOG_LIFE_MS]
     for publication in publications:
         names += [keys.live(publication.request_id), keys.log(publication.request_id)]
+        usage = publication.deltas[-1].usage
         args += [
-            publication.request_id,
             publication.attempt,
-            publication.deltas[0].serial,
-            len(publication.deltas),
-            pack_frames(publication.deltas),
-            "1" if publication.deltas[-1].is_last else "0",
+            publication.log_bytes,
+            publication.frames,
+            b"" if usage is None else pack_usage(usage),
         ]
     return FunctionCall("step", tuple(names), tuple(args))
+
+
+def set_clock(
+    keys: ModelKeys, token: str, times: Mapping[str, float], endings: Sequence[str]
+) -> FunctionCall:
+    """Note virtual times by tenant that these endings have changed. Replies set or not_leader."""
+    pairs = [word for tenant_id, at in times.items() for word in (tenant_id, repr(at))]
+    return FunctionCall(
+        "set_clock",
+        (keys.leader, keys.clock, keys.endings),
+        (token, len(times), *pairs, *endings),
+    )
 
 
 def cancel(keys: ModelKeys, request_id: str, error: str = "cancelled") -> FunctionCall:

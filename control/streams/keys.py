@@ -13,6 +13,9 @@ request is one atomic function call (`functions.lua`).
     {model}:replicas        set      replicas that may have said something
     {model}:serving:DIGEST  string   a replica served these weights less than a minute ago
     {model}:leader          string   the fencing token of the dispatcher in charge; expires
+    {model}:clock           hash     virtual time of each tenant: the fair queue's memory
+    {model}:endings         stream   what ended requests were charged and what they used, until the
+                                     dispatcher has set the clock right
     {model}:dead            stream   messages nobody could read, newest kept
     follower:ID             string   a gateway or batch worker is alive; expires with it
 
@@ -72,6 +75,16 @@ class ModelKeys:
     def leader(self) -> str:
         """The dispatcher in charge."""
         return f"{{{self.model}}}:leader"
+
+    @property
+    def clock(self) -> str:
+        """What each tenant was served, by its virtual time."""
+        return f"{{{self.model}}}:clock"
+
+    @property
+    def endings(self) -> str:
+        """Ended requests whose charge is to be corrected."""
+        return f"{{{self.model}}}:endings"
 
     @property
     def dead(self) -> str:

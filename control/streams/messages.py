@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engine.interface.generation_delta import Usage
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 
 VERSION = b"1"
@@ -23,8 +24,9 @@ class QueueEntry:
     """What the dispatcher must know of a waiting request to place it.
 
     `max_kv_tokens` is what all sequences may come to together, `max_choice_tokens` what the
-    longest of them may, `max_tokens` what each may say. The last three are absent from entries
-    of older gateways; such a request counts as long as it may become.
+    longest of them may, `max_tokens` what each may say, `weight` is the tenant's in the fair
+    queue. The last four are absent from entries of older gateways; such a request counts as long
+    as it may become.
     """
 
     request_id: str
@@ -38,6 +40,29 @@ class QueueEntry:
     cache_scope: str = ""
     max_tokens: int = 0
     max_choice_tokens: int = 0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a tenant was charged for a request when it was assigned, in units of service.
+
+    The tenant's virtual time went from `time_before` to `time_after`.
+    """
+
+    tenant_id: str
+    weight: float
+    service: float
+    time_before: float
+    time_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A request that was charged has ended, and used this."""
+
+    charge: Charge
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +85,16 @@ class Cancel:
 
 InboxMessage = Assignment | Cancel
 
-_request_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(GenerationRequest)
 _entry_decoder = msgspec.msgpack.Decoder(QueueEntry)
+_charge_decoder = msgspec.msgpack.Decoder(Charge)
+_usage_decoder = msgspec.msgpack.Decoder(Usage)
 
 
 def pack_request(request: GenerationRequest) -> bytes:
     """The request as the live hash and the inbox carry it."""
-    return _request_encoder.encode(request)
+    return _encoder.encode(request)
 
 
 def unpack_request(data: bytes) -> GenerationRequest:
@@ -80,7 +107,7 @@ def unpack_request(data: bytes) -> GenerationRequest:
 
 def pack_entry(entry: QueueEntry) -> bytes:
     """The header of a queued request."""
-    return _request_encoder.encode(entry)
+    return _encoder.encode(entry)
 
 
 def unpack_entry(data: bytes) -> QueueEntry:
@@ -89,6 +116,26 @@ def unpack_entry(data: bytes) -> QueueEntry:
         return _entry_decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise UnreadableMessage(f"queue entry: {error}") from error
+
+
+def pack_charge(charge: Charge) -> bytes:
+    """The charge as the live hash carries it to the ending."""
+    return _encoder.encode(charge)
+
+
+def pack_usage(usage: Usage) -> bytes:
+    """The usage that an ending tells the dispatcher."""
+    return _encoder.encode(usage)
+
+
+def read_ending(fields: dict[bytes, bytes]) -> Ending:
+    """What one entry of the endings says. Raises UnreadableMessage."""
+    try:
+        return Ending(
+            _charge_decoder.decode(fields[b"charge"]), _usage_decoder.decode(fields[b"usage"])
+        )
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise UnreadableMessage(f"ending: {error!r}") from error
 
 
 def read_inbox_message(fields: dict[bytes, bytes]) -> InboxMessage:

@@ -16,12 +16,19 @@ from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.snapshot_store import report
 from control.streams.functions import Publication, assign, invoke, step
 from control.streams.keys import ModelKeys
-from control.streams.messages import Cancel, read_inbox_message, unpack_entry, unpack_request
+from control.streams.messages import (
+    Cancel,
+    Charge,
+    read_inbox_message,
+    unpack_entry,
+    unpack_request,
+)
 from engine.interface.generation_delta import FinishReason, GenerationDelta, Usage
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 
 REPLICA = "double"
 TOKEN = "token"
+UNCHARGED = Charge("nobody", 1.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -145,7 +152,7 @@ class ScriptedReplica:
                     continue
                 entry = unpack_entry(fields[b"header"])
                 packed = self._client.hget(self._keys.live(entry.request_id), "request")
-                reply = invoke(self._client, assign(self._keys, TOKEN, entry, REPLICA))
+                reply = invoke(self._client, assign(self._keys, TOKEN, entry, REPLICA, UNCHARGED))
                 if reply[0] != b"assigned":
                     continue
                 assert isinstance(packed, bytes)
@@ -195,6 +202,9 @@ class ScriptedReplica:
                     yield entry_id.decode(), fields
 
     def _play(self, run: Run, attempt: int) -> None:
+        log_bytes = 0
         for delta in self.script(run):
-            invoke(self._client, step(self._keys, [Publication(attempt, (delta,))]))
+            publication = Publication.of(attempt, log_bytes, [delta])
+            invoke(self._client, step(self._keys, [publication]))
+            log_bytes += len(publication.frames)
         run.ended.set()

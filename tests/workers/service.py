@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import redis
 from sqlalchemy import Engine as Database
@@ -29,6 +30,7 @@ from control.registry.store import register_version
 from control.streams.clock import SharedClock
 from control.streams.connection import connect, connect_async
 from control.streams.follower import Follower
+from control.streams.frames import unpack_frames
 from control.streams.keys import ModelKeys
 from engine.interface.generation_delta import GenerationDelta
 from engine.interface.generation_request import GenerationRequest, PriorityClass
@@ -125,6 +127,16 @@ class Service:
         self._threads.append((stop, thread))
         return stop
 
+    def open_requests(self) -> frozenset[str]:
+        """Ids of the requests without an ending."""
+        members = cast("set[bytes]", self.client.smembers(self.keys.open))
+        return frozenset(member.decode() for member in members)
+
+    def num_deltas(self, request_id: str) -> int:
+        """How many deltas of a request are in its log."""
+        log = cast("bytes | None", self.client.get(self.keys.log(request_id)))
+        return sum(1 for _ in unpack_frames(log or b""))
+
     def close(self) -> None:
         """Stop all that was started."""
         for replica in self._replicas:
@@ -182,11 +194,16 @@ class Service:
             deadline_at=now + life_s,
         )
 
-    def reservation(self, request: GenerationRequest) -> Reservation:
-        """The reservation that belongs to a request."""
+    def new_tenant(self) -> str:
+        """Somebody else; returns the id."""
+        with self.database.begin() as connection:
+            return create_tenant(connection, f"tenant-{secrets.token_hex(4)}").tenant_id
+
+    def reservation(self, request: GenerationRequest, tenant_id: str | None = None) -> Reservation:
+        """The reservation that belongs to a request, of the service's tenant or another."""
         return Reservation(
             request_id=request.request_id,
-            tenant_id=self.tenant.tenant_id,
+            tenant_id=tenant_id or self.tenant.tenant_id,
             key_id="key",
             model=self.model,
             version="v1",
@@ -198,7 +215,7 @@ class Service:
         )
 
     @asynccontextmanager
-    async def caller(self) -> AsyncIterator["Caller"]:
+    async def caller(self, tenant_id: str | None = None) -> AsyncIterator["Caller"]:
         """Somebody who can ask and listen, as a gateway does."""
         client = connect_async(self.redis_url)
         database = connect_database_async(self.database_url, "test caller")
@@ -207,7 +224,7 @@ class Service:
         task = asyncio.create_task(follower.run())
         admission = Admission(database, client, follower.follower_id, MAX_QUEUED)
         try:
-            yield Caller(self, follower, admission, task)
+            yield Caller(self, tenant_id or self.tenant.tenant_id, follower, admission, task)
         finally:
             task.cancel()
             await asyncio.wait([task])
@@ -250,6 +267,7 @@ class Caller:
     """Asks the service and listens to its answers."""
 
     service: Service
+    tenant_id: str
     follower: Follower
     admission: Admission
     task: "asyncio.Task[None]"
@@ -267,7 +285,8 @@ class Caller:
         """The request's deltas as they come."""
         model = self.service.model
         async with self.follower.subscribe(model, request.request_id) as subscription:
-            await self.admission.accept(self.service.reservation(request), request)
+            reservation = self.service.reservation(request, self.tenant_id)
+            await self.admission.accept(reservation, request)
             while True:
                 delta = await subscription.next(30)
                 assert delta is not None, "30 s of silence"

@@ -55,8 +55,7 @@ async def test_requests_that_redis_forgot_end_and_are_settled_from_memory(
     async with service.caller() as caller:
         request = service.request(b"x" * 200, max_tokens=200)
         asking = asyncio.create_task(caller.ask(request))
-        live = service.keys.live(request.request_id)
-        await asyncio.to_thread(until, lambda: int(service.client.hget(live, "serial") or 0) > 3)
+        await asyncio.to_thread(until, lambda: service.num_deltas(request.request_id) > 3)
         forget(service)
         answer = await asking
         assert answer.last.error == "request_lost"
@@ -79,10 +78,7 @@ async def test_endings_wait_for_postgresql(
         async with service.caller() as caller:
             request = service.request(b"said while the ledger is away")
             asking = asyncio.create_task(caller.ask(request))
-            live = service.keys.live(request.request_id)
-            await asyncio.to_thread(
-                until, lambda: int(service.client.hget(live, "serial") or 0) > 3
-            )
+            await asyncio.to_thread(until, lambda: service.num_deltas(request.request_id) > 3)
             with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false"))
                 connection.execute(
@@ -92,9 +88,7 @@ async def test_endings_wait_for_postgresql(
                     ),
                     {"name": name},
                 )
-                await asyncio.to_thread(
-                    until, lambda: int(service.client.hget(live, "serial") or 0) > 29
-                )
+                await asyncio.to_thread(until, lambda: service.num_deltas(request.request_id) > 29)
                 assert not asking.done()
                 connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"))
             answer = await asking

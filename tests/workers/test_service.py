@@ -94,10 +94,7 @@ async def test_a_draining_replica_hands_its_requests_back_with_their_tokens(
     async with service.caller() as caller:
         request = service.request(prompt, max_tokens=200)
         asking = asyncio.create_task(caller.ask(request))
-        live = service.keys.live(request.request_id)
-        until_said = asyncio.to_thread(
-            until, lambda: int(service.client.hget(live, "serial") or 0) > 5
-        )
+        until_said = asyncio.to_thread(until, lambda: service.num_deltas(request.request_id) > 5)
         await until_said
         second = service.start_replica()
         await asyncio.to_thread(first.drain)

@@ -2,12 +2,8 @@
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from control.routing.placement import Load, expected_kv_tokens, is_hopeless, load_of, place
 from control.routing.replica_snapshot import ReplicaSnapshot
-from control.routing.waiting_requests import WaitingRequests
 from control.streams.messages import QueueEntry
 from engine.interface.generation_request import PriorityClass
 
@@ -131,34 +127,3 @@ def test_there_is_hope_while_a_large_enough_replica_is_full_and_where_nobody_ser
     assert not is_hopeless(TALKER, [replace(REPLICA, kv_tokens_free=0, is_accepting=False)])
     assert not is_hopeless(TALKER, [])
     assert not is_hopeless(TALKER, [replace(REPLICA, weights_digest="e", kv_tokens_total=1)])
-
-
-arrivals = st.lists(st.tuples(st.sampled_from(PriorityClass), st.integers(0, 9)), max_size=30)
-
-
-@given(arrivals, st.sets(st.integers(0, 29)))
-def test_requests_leave_by_class_then_arrival_whatever_is_forgotten(
-    facts: list[tuple[PriorityClass, int]], forgotten: set[int]
-) -> None:
-    waiting, entries = WaitingRequests(), []
-    for number, (priority_class, arrival) in enumerate(facts):
-        entry = replace(
-            ENTRY, request_id=f"{number:02}", priority_class=priority_class, arrival=arrival
-        )
-        waiting.add(entry)
-        waiting.add(entry)
-        entries.append(entry)
-        waiting.check()
-    for number in forgotten:
-        waiting.discard(f"{number:02}")
-    left = [e for number, e in enumerate(entries) if number not in forgotten]
-    left.sort(
-        key=lambda e: (e.priority_class != PriorityClass.INTERACTIVE, e.arrival, e.request_id)
-    )
-    served = []
-    while (head := waiting.head()) is not None:
-        served.append(head)
-        waiting.discard(head.request_id)
-        waiting.check()
-    assert served == left
-    assert len(waiting) == 0

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from control.streams.connection import connect
-from control.streams.frames import unpack_frames
+from control.streams.frames import pack_frames, unpack_frames
 from control.streams.functions import (
     FunctionCall,
     Publication,
@@ -20,16 +20,37 @@ from control.streams.functions import (
     lead,
     requeue,
     seize,
+    set_clock,
     step,
 )
 from control.streams.keys import ModelKeys
-from control.streams.messages import Assignment, Cancel, QueueEntry, read_inbox_message
+from control.streams.messages import (
+    Assignment,
+    Cancel,
+    Charge,
+    Ending,
+    QueueEntry,
+    read_ending,
+    read_inbox_message,
+)
 from engine.interface.generation_delta import FinishReason, GenerationDelta, Usage
 from engine.interface.generation_request import GenerationRequest, PriorityClass
 from engine.interface.sampling_params import SamplingParams
 
 TOKEN = "leader"
 DIGEST = "d" * 64
+CHARGE = Charge("t", 1.0, 30.0, 100.0, 130.0)
+
+
+def delta(request_id: str, serial: int, *, is_last: bool = False) -> GenerationDelta:
+    return GenerationDelta(
+        request_id,
+        0,
+        serial,
+        serial,
+        token_ids=() if is_last else (serial,),
+        usage=Usage(2, serial) if is_last else None,
+    )
 
 
 class Transport:
@@ -60,18 +81,13 @@ class Transport:
         return self(enqueue(self.keys, self.entry(request_id), request, "f1", max_queued))
 
     def assign(self, request_id: str, replica_id: str = "r1") -> Any:
-        return self(assign(self.keys, TOKEN, self.entry(request_id), replica_id))
+        return self(assign(self.keys, TOKEN, self.entry(request_id), replica_id, CHARGE))
 
     def say(self, request_id: str, attempt: int, serial: int, *, is_last: bool = False) -> bytes:
-        delta = GenerationDelta(
-            request_id,
-            0,
-            serial,
-            serial,
-            token_ids=() if is_last else (serial,),
-            usage=Usage(2, serial) if is_last else None,
-        )
-        (reply,) = self(step(self.keys, [Publication(attempt, (delta,))]))
+        """Say one delta, after all those of lesser serials."""
+        log_bytes = len(pack_frames(delta(request_id, earlier) for earlier in range(serial)))
+        said = delta(request_id, serial, is_last=is_last)
+        (reply,) = self(step(self.keys, [Publication.of(attempt, log_bytes, [said])]))
         assert isinstance(reply, bytes)
         return reply
 
@@ -128,7 +144,9 @@ def test_an_assignment_empties_the_queue_and_fills_the_inbox(transport: Transpor
 def test_only_the_holder_of_the_token_assigns(transport: Transport) -> None:
     transport.queue("a")
     entry = transport.entry("a")
-    assert transport(assign(transport.keys, "somebody else", entry, "r1")) == [b"not_leader"]
+    assert transport(assign(transport.keys, "somebody else", entry, "r1", CHARGE)) == [
+        b"not_leader"
+    ]
     assert transport.queued() == 1
     assert transport(lead(transport.keys, "somebody else", 1000)) == b"standby"
 
@@ -171,7 +189,7 @@ def test_one_step_is_one_feed_entry_for_each_follower(transport: Transport) -> N
         transport.queue(name)
         transport.assign(name)
     assert transport(follow(transport.keys, "b", "f2"))[0] == b"following"
-    publications = [Publication(1, (GenerationDelta(n, 0, 0, 0, (7,)),)) for n in ("a", "b")]
+    publications = [Publication.of(1, 0, [delta(n, 0)]) for n in ("a", "b")]
     transport(step(transport.keys, publications))
     assert transport.client.xlen(transport.keys.feed("f1")) == 1
     assert transport.client.xlen(transport.keys.feed("f2")) == 1
@@ -236,8 +254,6 @@ def test_the_library_is_loaded_again_after_a_flush(transport: Transport) -> None
 
 
 def test_frames_survive_concatenation() -> None:
-    from control.streams.frames import pack_frames
-
     deltas = [
         GenerationDelta("a", 1, 0, 0, (1, 2), "é\u2028\x00", FinishReason.STOP),
         GenerationDelta("a", 0, 1, 2, usage=Usage(1, 2, 0), error="cancelled"),
@@ -245,3 +261,50 @@ def test_frames_survive_concatenation() -> None:
     assert list(unpack_frames(pack_frames(deltas[:1]) + pack_frames(deltas[1:]))) == deltas
     with pytest.raises(ValueError, match="torn"):
         list(unpack_frames(pack_frames(deltas)[:-1]))
+
+
+def test_a_tenant_is_charged_once_however_often_its_request_is_assigned(
+    transport: Transport,
+) -> None:
+    transport.queue("a")
+    transport.assign("a", "r1")
+    assert transport.client.hgetall(transport.keys.clock) == {b"t": b"130.0"}
+    transport.client.hset(transport.keys.clock, "t", "150.0")
+    assert transport(requeue(transport.keys, TOKEN, "a", "r1", 1)) == b"queued"
+    queue: Any = transport.client.xrange(transport.keys.queue(PriorityClass.INTERACTIVE))
+    ((_, fields),) = queue
+    assert fields[b"tag"] == b"100.0"
+    assert transport.assign("a", "r2")[0] == b"assigned"
+    assert transport.client.hgetall(transport.keys.clock) == {b"t": b"150.0"}
+
+
+def test_what_was_charged_and_used_is_told_at_the_end_once(transport: Transport) -> None:
+    transport.queue("a")
+    transport.assign("a")
+    transport.say("a", 1, 0)
+    assert not transport.client.exists(transport.keys.endings)
+    assert [transport.say("a", 1, 1, is_last=True) for _ in range(2)] == [b"ok", b"ended"]
+    found: Any = transport.client.xrange(transport.keys.endings)
+    ((entry_id, fields),) = found
+    assert read_ending(fields) == Ending(CHARGE, Usage(2, 1))
+    times, endings = {"t": 111.5}, [entry_id.decode()]
+    assert transport(set_clock(transport.keys, "another", times, endings)) == b"not_leader"
+    assert transport(set_clock(transport.keys, TOKEN, times, endings)) == b"set"
+    assert transport.client.hgetall(transport.keys.clock) == {b"t": b"111.5"}
+    assert transport.client.xlen(transport.keys.endings) == 0
+
+
+def test_a_request_that_was_never_assigned_was_never_charged(transport: Transport) -> None:
+    transport.queue("a")
+    transport(seize(transport.keys, "a", "deadline_exceeded"))
+    assert transport.say("a", 1, 0, is_last=True) == b"cancelled"
+    assert not transport.client.exists(transport.keys.endings, transport.keys.clock)
+
+
+def test_a_step_that_is_said_again_leaves_the_log_as_it_was(transport: Transport) -> None:
+    transport.queue("a")
+    transport.assign("a")
+    for serial in (0, 1, 1, 2, 1):
+        assert transport.say("a", 1, serial) == b"ok"
+    assert transport.log("a") == [0, 1, 2]
+    assert transport.client.pttl(transport.keys.log("a")) > 0
