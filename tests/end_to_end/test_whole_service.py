@@ -5,6 +5,7 @@ The model is the scripted one, which says its prompt back, so every expected tok
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import openai
@@ -21,6 +23,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 
 from benchmarks.service_process import running_service
 from tests.end_to_end.live_service import LiveService, until
+from tests.end_to_end.traces import Traces
 
 STEP_MS = 15
 
@@ -174,6 +177,96 @@ def test_usage_tells_a_cached_prompt_from_a_fresh_one(service: LiveService) -> N
     assert 32 <= cached_by_completion(client, plain, n=4, is_streamed=True) < len(plain)
     assert cached_by_chat(other, chat) == 0
     assert cached_by_completion(other, plain) == 0
+
+
+def batch_on(client: openai.OpenAI, lines: list[dict[str, object]], folder: Path) -> str:
+    """Its id, when a batch of these lines has ended."""
+    source = folder / "lines.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    uploaded = client.files.create(file=source, purpose="batch")
+    batch = client.batches.create(
+        input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    until(lambda: client.batches.retrieve(batch.id).status == "completed", 90)
+    return batch.id
+
+
+def refusals(service: LiveService, key: str, prompt: str) -> list[httpx.Response]:
+    """Requests that go wrong in every way there is, each with the key and the prompt in it."""
+    body = {"model": "scripted", "prompt": prompt, "max_tokens": 3}
+    wrong: list[tuple[str, dict[str, object]]] = [
+        ("completions", {"json": body | {"temperature": prompt}}),
+        ("completions", {"json": body | {"max_tokens": 10**9}}),
+        ("completions", {"json": body | {"model": "nobody"}}),
+        ("completions", {"json": body | {"prompt": [prompt, 3]}}),
+        ("completions", {"json": body | {"prompt": prompt * 1000}}),
+        ("completions", {"json": body | {"stop": [prompt] * 5}}),
+        ("completions", {"json": body | {"tools": [prompt]}}),
+        ("chat/completions", {"json": body}),
+        ("chat/completions", {"json": {"model": "scripted", "messages": [{"role": prompt}]}}),
+        ("completions", {"content": f'{{"prompt": "{prompt}'.encode()}),
+        ("completions", {"content": prompt.encode(), "headers": {"content-type": "text/plain"}}),
+        ("batches", {"json": {"input_file_id": "file-none", "metadata": {"prompt": [prompt]}}}),
+        ("files", {"files": {"file": ("a", prompt.encode())}, "data": {"purpose": "x"}}),
+        ("nowhere", {"json": body}),
+        (f"completions?api_key={key}", {"json": body | {"n": 0}}),
+    ]
+    answers = []
+    base = f"http://{service.process.host}:{service.process.port}/v1/"
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    with httpx.Client(base_url=base, timeout=30) as client:
+        for path, content in wrong:
+            own = dict(headers) if "files" not in content else {"authorization": f"Bearer {key}"}
+            own |= cast("dict[str, str]", content.pop("headers", {}))
+            answers.append(client.post(path, headers=own, **cast("Any", content)))
+        for value in (f"Bearer {key}x", f"Basic {key}", key, f"Bearer {key} {prompt}"):
+            answers.append(client.post("completions", headers={"authorization": value}, json=body))
+        answers.append(client.get("models", params={"key": key, "prompt": prompt}))
+    return answers
+
+
+def test_a_key_is_nowhere_and_a_prompt_only_where_it_must_be(
+    service: LiveService, tmp_path: Path
+) -> None:
+    """Marked ones are sent in every way, and looked for in all that the service leaves."""
+    prompt, custom_id = f"prompt-{secrets.token_hex(16)}", f"line-{secrets.token_hex(16)}"
+    tenant = service.run("admin", "tenant", "create", "marked")
+    key = service.run("admin", "key", "create", tenant)
+    client = service.client(api_key=key)
+    assert say(client, prompt) == prompt
+    line: dict[str, object] = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions"}
+    good: dict[str, object] = {"model": "scripted", "prompt": prompt, "max_tokens": 50}
+    batch_id = batch_on(client, [line | {"body": good}], tmp_path)
+    answers = refusals(service, key, prompt)
+    assert all(answer.is_client_error for answer in answers), answers
+    said = "".join(answer.text + str(answer.headers) for answer in answers)
+    assert prompt not in said
+    assert key not in said
+    # While a stream of it is under way.
+    with client.completions.create(
+        model="scripted", prompt=prompt, max_tokens=50, temperature=0, stream=True
+    ) as stream:
+        next(iter(stream))
+        of_key, of_prompt, of_line = (Traces(service, each) for each in (key, prompt, custom_id))
+        places = of_prompt.in_redis()
+        assert places
+        assert {place.split(":")[1] for place in places} <= {"live", "log", "feed"}
+        # What Valkey holds it writes into its own journal, too.
+        assert {name.split("/")[0] for name in of_prompt.in_files()} <= {"valkey"}
+        for traces in (of_key, of_line):
+            assert traces.in_redis() == set()
+            assert traces.in_files() == set()
+        for traces in (of_key, of_prompt, of_line):
+            assert traces.in_statements() == []
+            assert traces.in_command_lines() == set()
+    assert of_key.in_tables() == set()
+    assert of_prompt.in_tables() <= {"batch_items", "request_outputs"}
+    assert of_line.in_tables() == {"batch_items"}
+    # What is there is found: the searches can fail.
+    assert Traces(service, tenant).in_tables() >= {"tenants", "api_keys", "audit_log"}
+    assert Traces(service, batch_id).in_tables() >= {"batches", "batch_items"}
+    assert Traces(service, service.process.api_key).in_files() == {"demo.env"}
+    assert any(name.startswith("logs/") for name in Traces(service, "database").in_files())
 
 
 def test_the_oldest_sdk_works_too(service: LiveService) -> None:
