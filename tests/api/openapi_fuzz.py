@@ -8,11 +8,12 @@ model", most bodies of generations name a model that is served and want few word
 
 import argparse
 import json
+import secrets
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,9 @@ from schemathesis.schemas import APIOperation
 
 from benchmarks.service_process import running_service
 from cli.data_dir import DEFAULT_DATA_DIR
+from cli.demo_access import DEMO_FILE
+from cli.env_file import read_env_file
+from cli.settings import ADMIN_KEY
 from workers.demo_model import fetch_demo_model
 
 Statuses = dict[str, Counter[int]]
@@ -38,10 +42,11 @@ CASE_LIMIT_S = 60.0
 
 
 class OpenAPIFuzz:
-    """Asks one service. `key` must have every scope."""
+    """Asks one service. `key` must have every scope but `admin`, which `admin_key` has."""
 
-    def __init__(self, base_url: str, key: str) -> None:
+    def __init__(self, base_url: str, key: str, admin_key: str) -> None:
         self._base_url = base_url
+        self._admin_headers = {"Authorization": f"Bearer {admin_key}"}
         self._headers = {"Authorization": f"Bearer {key}"}
         self._client = httpx.Client(base_url=base_url, headers=self._headers, timeout=CASE_LIMIT_S)
         self._session = requests.Session()
@@ -56,7 +61,8 @@ class OpenAPIFuzz:
         self._session.close()
 
     def _json(self, method: str, path: str, **content: Any) -> dict[str, Any]:
-        answer = self._client.request(method, path, **content)
+        headers = self._headers_for(path)
+        answer = self._client.request(method, path, headers=headers, **content)
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
@@ -103,12 +109,16 @@ class OpenAPIFuzz:
         return statuses
 
     def _status_of(self, case: Case[Any]) -> int:
+        headers = self._headers_for(case.path)
         answer = case.call(
-            self._base_url, session=self._session, headers=self._headers, timeout=CASE_LIMIT_S
+            self._base_url, session=self._session, headers=headers, timeout=CASE_LIMIT_S
         )
-        command = case.as_curl_command(headers=self._headers)
+        command = case.as_curl_command(headers=headers)
         assert answer.status_code < 500, f"{answer.status_code}: {command}"
         return int(answer.status_code)
+
+    def _headers_for(self, path: str) -> dict[str, str]:
+        return self._admin_headers if path.startswith("/admin/") else self._headers
 
     def _bring_further(self, case: Case[Any]) -> None:
         """Name things that there are, and want few words."""
@@ -122,12 +132,18 @@ class OpenAPIFuzz:
                     body[name] = FEW_TOKENS
         elif isinstance(body, dict) and "input_file_id" in body:
             body["input_file_id"] = self._new_file()
-        if "name" in path:
-            path["name"] = self._model
-        if "file_id" in path:
-            path["file_id"] = self._new_file()
-        if "batch_id" in path:
-            path["batch_id"] = self._new_batch()
+        made: dict[str, Callable[[], str]] = {
+            "name": lambda: self._model,
+            "model": lambda: "*",
+            "file_id": self._new_file,
+            "batch_id": self._new_batch,
+            "key_id": lambda: self._new("keys", {"scopes": ["admin"]}),
+            "tenant_id": lambda: self._new("tenants", {"name": secrets.token_hex(8)}),
+        }
+        path.update({name: make() for name, make in made.items() if name in path})
+
+    def _new(self, kind: str, wish: dict[str, Any]) -> str:
+        return str(self._json("POST", f"/admin/{kind}", json=wish)["id"])
 
     def _new_file(self) -> str:
         line: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
@@ -158,7 +174,11 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         running_service(Path(folder) / "data", model) as service,
-        OpenAPIFuzz(f"http://{service.host}:{service.port}", service.api_key) as fuzz,
+        OpenAPIFuzz(
+            f"http://{service.host}:{service.port}",
+            service.api_key,
+            read_env_file(Path(folder) / "data" / DEMO_FILE)[ADMIN_KEY],
+        ) as fuzz,
     ):
         started = time.monotonic()
         for label, statuses in fuzz.run(asked.cases, asked.seed):
