@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from api.gateway import gateway_of
-from control.errors import Conflict, DeadlineExceeded, ServiceError
+from control.errors import Conflict, DeadlineExceeded, ReservationTooLarge, ServiceError
 from control.protocol.error_object import CALLER, ErrorFace, face_of
 from control.protocol.responses import to_json
 from engine.interface.errors import InvalidRequest
@@ -59,8 +59,8 @@ def _retry_headers(face: ErrorFace) -> dict[str, str]:
 
 
 async def _tell(_: Request, error: Exception) -> Response:
-    # SDKs repeat every 409 and 504 by themselves; these two would only end the same way.
-    is_final = isinstance(error, Conflict | DeadlineExceeded)
+    # SDKs repeat every 409, 429 and 504 by themselves; these would only end the same way.
+    is_final = isinstance(error, Conflict | DeadlineExceeded | ReservationTooLarge)
     return error_response(face_of(error), {"x-should-retry": "false"} if is_final else None)
 
 

@@ -35,6 +35,18 @@ class TooManyFailures(ServiceError):
     code = "rate_limit_exceeded"
 
 
+class QuotaExceeded(ServiceError):
+    """The tenant's limit for a minute, or for requests at once, is used up for now."""
+
+    code = "rate_limit_exceeded"
+
+
+class ReservationTooLarge(ServiceError):
+    """The request may use more than its tenant's limit for a whole minute: waiting is no help."""
+
+    code = "rate_limit_exceeded"
+
+
 class PermissionDenied(ServiceError):
     """The key is known and may not do this."""
 

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from control.admission.bucket import release
 from control.database.connection import connect as connect_database
 from control.fairness.class_order import ClassOrder
 from control.fairness.fair_queue import FairQueue
@@ -38,6 +39,7 @@ from control.streams.connection import connect
 from control.streams.functions import assign, invoke, lead, set_clock
 from control.streams.keys import ModelKeys
 from control.streams.messages import QueueEntry, UnreadableMessage, read_ending, unpack_entry
+from engine.interface.generation_delta import Usage
 from engine.interface.generation_request import PriorityClass
 from workers.process import start_logging, stop_event
 from workers.settings import DispatcherSettings
@@ -147,8 +149,14 @@ class Dispatcher:
             self._virtual_time.charge(charge.tenant_id, service - charge.service, charge.weight)
             self._waiting.recharged(charge.tenant_id)
             times[charge.tenant_id] = self._virtual_time.of(charge.tenant_id)
+            self._release(charge.tenant_id, ending.request_id, used)
         entry_ids = [entry_id.decode() for entry_id, _ in entries]
         invoke(self._client, set_clock(self._keys, self._token, times, entry_ids))
+
+    def _release(self, tenant_id: str, request_id: str, used: Usage) -> None:
+        """Give a tenant back what its request reserved and did not use, and its place."""
+        num_used = used.prompt_tokens + used.completion_tokens
+        invoke(self._client, release(tenant_id, request_id, num_used))
 
     def _note(self, queue: bytes, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
         request_id = fields.get(b"id", b"").decode(errors="replace")
@@ -173,6 +181,7 @@ class Dispatcher:
     def _end(self, entry: QueueEntry, error: str) -> None:
         self._waiting.discard(entry.request_id)
         end_request(self._client, self._database, self._keys, entry.request_id, error)
+        self._release(entry.tenant_id, entry.request_id, Usage(0, 0))
 
     def _place_all(self) -> None:
         """Place from the head on until one does not fit, even by the newest snapshots."""

@@ -14,14 +14,18 @@ from typing import cast
 import redis
 from sqlalchemy import Engine
 
+from control.admission.bucket import renew
 from control.metering.ending import end_request
 from control.routing.snapshot_store import read_snapshots, retire
 from control.streams.follower import RENEW_S
 from control.streams.functions import cancel, invoke, requeue
 from control.streams.keys import ModelKeys, follower_key
+from control.streams.messages import unpack_entry
 
 MAX_FAILURES = 1
 ORPHAN_GRACE_S = RENEW_S + 1.0
+# A third of a lease: two rounds may fail.
+RENEW_LEASES_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,7 @@ class _Open:
     failures: int
     ending: str
     is_queued: bool
+    tenant_id: str
 
 
 class Sweep:
@@ -53,6 +58,7 @@ class Sweep:
         self._token = token
         self._monotonic = monotonic
         self._orphaned_at: dict[str, float] = {}
+        self._renewed_at = -RENEW_LEASES_S
 
     def run(self) -> None:
         """One round."""
@@ -68,9 +74,22 @@ class Sweep:
                 self._end(request, request.ending)
             elif self._is_orphaned(request, followers):
                 invoke(self._client, cancel(self._keys, request.request_id))
+        self._renew(open_requests)
         for replica_id in silent:
             log.warning("replica %s is gone", replica_id)
             retire(self._client, self._keys, replica_id)
+
+    def _renew(self, requests: Iterable[_Open]) -> None:
+        """Keep the tenants' places for what is open, now and then."""
+        if self._monotonic() - self._renewed_at < RENEW_LEASES_S:
+            return
+        self._renewed_at = self._monotonic()
+        by_tenant: dict[str, list[str]] = {}
+        for request in requests:
+            if not request.ending:
+                by_tenant.setdefault(request.tenant_id, []).append(request.request_id)
+        for tenant_id, request_ids in by_tenant.items():
+            invoke(self._client, renew(tenant_id, request_ids))
 
     def _is_orphaned(self, request: _Open, followers: frozenset[str]) -> bool:
         """True once nobody has followed the request for a while.
@@ -103,7 +122,7 @@ class Sweep:
         for request_id in request_ids:
             pipeline.hmget(
                 self._keys.live(request_id),
-                ["replica", "followers", "failures", "cancelled", "entry"],
+                ["replica", "followers", "failures", "cancelled", "entry", "header"],
             )
         found = []
         for request_id, fields in zip(request_ids, pipeline.execute(), strict=True):
@@ -112,7 +131,7 @@ class Sweep:
                 self._client.srem(self._keys.open, request_id)
                 continue
             replica, followers, failures, ending, entry = (
-                (field or b"").decode() for field in fields
+                (field or b"").decode() for field in fields[:5]
             )
             found.append(
                 _Open(
@@ -122,6 +141,7 @@ class Sweep:
                     int(failures),
                     ending,
                     bool(entry),
+                    unpack_entry(fields[5]).tenant_id if fields[5] else "",
                 )
             )
         return found

@@ -63,8 +63,11 @@ local function finish(keys, live_key, log_key, usage, life_ms)
   redis.call('HDEL', live_key, 'request', 'header', 'fence', 'charge')
   redis.call('PEXPIRE', live_key, life_ms)
   redis.call('PEXPIRE', log_key, life_ms)
-  redis.call('SREM', keys[1], string.match(live_key, ':live:(.*)$'))
-  if charge then redis.call('XADD', keys[2], '*', 'charge', charge, 'usage', usage) end
+  local id = string.match(live_key, ':live:(.*)$')
+  redis.call('SREM', keys[1], id)
+  if charge then
+    redis.call('XADD', keys[2], '*', 'id', id, 'charge', charge, 'usage', usage)
+  end
 end
 
 -- Accept a request: both the live key and the place in the queue, or neither.

@@ -1,4 +1,5 @@
-"""The server-side functions as typed calls.
+"""The server-side functions of requests as typed calls; those of quotas are in
+`control.admission.bucket`.
 
 A call is a value: its name, keys and arguments. `invoke` and `invoke_async` carry it out, and
 load the library when the server does not know it (a fresh or flushed server forgets it).
@@ -27,7 +28,9 @@ from control.streams.messages import (
 from engine.interface.generation_delta import GenerationDelta
 from engine.interface.generation_request import GenerationRequest
 
-_SOURCE = Path(__file__).with_name("functions.lua").read_text()
+_SOURCE = "".join(
+    Path(__file__).with_name(name).read_text() for name in ("functions.lua", "buckets.lua")
+)
 # The functions are named after their own text, so that processes of two releases can share a
 # server, each calling the functions that it was written for.
 _PREFIX = "headrace_" + sha256(_SOURCE.encode()).hexdigest()[:12]
@@ -44,7 +47,7 @@ Reply = Any  # redis-py types no reply; each caller below names what its functio
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """One call of a function in `functions.lua`."""
+    """One call of a function in `functions.lua` or `buckets.lua`."""
 
     name: str
     keys: tuple[str, ...]

@@ -17,6 +17,8 @@ request is one atomic function call (`functions.lua`).
     {model}:endings         stream   what ended requests were charged and what they used, until the
                                      dispatcher has set the clock right
     {model}:dead            stream   messages nobody could read, newest kept
+    {tenant}:bucket         hash     what a tenant may still use (`buckets.lua`)
+    {tenant}:leases         zset     its open requests, by when their leases lapse
     follower:ID             string   a gateway or batch worker is alive; expires with it
 
 Streams are never trimmed, except the feed and the dead letters: a full queue or inbox refuses.

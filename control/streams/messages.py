@@ -61,6 +61,7 @@ class Charge:
 class Ending:
     """A request that was charged has ended, and used this."""
 
+    request_id: str
     charge: Charge
     usage: Usage
 
@@ -132,9 +133,11 @@ def read_ending(fields: dict[bytes, bytes]) -> Ending:
     """What one entry of the endings says. Raises UnreadableMessage."""
     try:
         return Ending(
-            _charge_decoder.decode(fields[b"charge"]), _usage_decoder.decode(fields[b"usage"])
+            fields[b"id"].decode(),
+            _charge_decoder.decode(fields[b"charge"]),
+            _usage_decoder.decode(fields[b"usage"]),
         )
-    except (KeyError, msgspec.MsgspecError) as error:
+    except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise UnreadableMessage(f"ending: {error!r}") from error
 
 

@@ -286,7 +286,7 @@ def test_what_was_charged_and_used_is_told_at_the_end_once(transport: Transport)
     assert [transport.say("a", 1, 1, is_last=True) for _ in range(2)] == [b"ok", b"ended"]
     found: Any = transport.client.xrange(transport.keys.endings)
     ((entry_id, fields),) = found
-    assert read_ending(fields) == Ending(CHARGE, Usage(2, 1))
+    assert read_ending(fields) == Ending("a", CHARGE, Usage(2, 1))
     times, endings = {"t": 111.5}, [entry_id.decode()]
     assert transport(set_clock(transport.keys, "another", times, endings)) == b"not_leader"
     assert transport(set_clock(transport.keys, TOKEN, times, endings)) == b"set"
