@@ -99,6 +99,7 @@ class Authenticator:
         self._known: _Recent[bytes, _Remembered] = _Recent(MAX_REMEMBERED)
         self._unknown: _Recent[bytes, float] = _Recent(MAX_REMEMBERED)
         self._noted: _Recent[bytes, None] = _Recent(MAX_NOTED)
+        self._asking: dict[bytes, asyncio.Task[dict[bytes, FoundKey]]] = {}
         self._looked_up_jointly_at = float("-inf")
         self._failures = FailureLimiter(monotonic)
         self._failures_of_all = FailureLimiter(
@@ -123,7 +124,7 @@ class Authenticator:
         elif wait_ms:
             found = await self._find_jointly(key_hash, now)
         else:
-            found = (await self._find([key_hash], now)).get(key_hash)
+            found = await self._find_once(key_hash, now)
         if found is not None:
             return self._caller(found)
         if wait_ms:
@@ -152,6 +153,22 @@ class Authenticator:
             is_operator=found.is_operator,
             expires_at=key.expires_at,
         )
+
+    async def _find_once(self, key_hash: bytes, now: float) -> FoundKey | None:
+        """Look the key up, in one query for however many ask for it meanwhile. It goes on when
+        one of them leaves.
+        """
+        asking = self._asking.get(key_hash)
+        if asking is None:
+            asking = asyncio.create_task(self._find([key_hash], now))
+            self._asking[key_hash] = asking
+            asking.add_done_callback(lambda done: self._forget_asking(key_hash, done))
+        return (await asyncio.shield(asking)).get(key_hash)
+
+    def _forget_asking(self, key_hash: bytes, done: "asyncio.Task[dict[bytes, FoundKey]]") -> None:
+        del self._asking[key_hash]
+        if not done.cancelled():
+            done.exception()  # Looked at, in case that everybody has left.
 
     async def _find_jointly(self, key_hash: bytes, now: float) -> FoundKey | None:
         """Look up all noted keys if it is time; until then the answer is None."""

@@ -1,5 +1,6 @@
 """Keys over HTTP: what is no key, whose key it is, and what it may do."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from api.authentication import (
     JOINT_LOOKUP_INTERVAL_S,
     MAX_FAILURES,
     Authenticator,
+    Caller,
     FailureLimiter,
     source_of,
 )
@@ -314,6 +316,62 @@ async def test_many_addresses_cost_the_database_no_more_than_a_flat_number_of_qu
             await authenticator.authenticate(_scope("Bearer hr-x" + str(number), f"h{number}"))
     assert len(queries) == 20 + 1  # and the first joint one
     await authenticator.authenticate(_scope(f"Bearer {served.key}", "h0"))
+    await database.dispose()
+
+
+async def test_however_many_ask_at_once_with_one_key_it_is_looked_up_once(
+    database_url: str, served: Served
+) -> None:
+    """Also when the first of them leaves, and when it fails for all."""
+    database = connect_async(database_url, "test", pool_size=2)
+    queries: list[object] = []
+    event.listen(
+        database.sync_engine, "before_cursor_execute", lambda *arguments: queries.append(arguments)
+    )
+    for key, outcome in ((served.key, Caller), ("hr-nobodys", AuthenticationFailed)):
+        authenticator = Authenticator(database, PEPPER)
+        queries.clear()
+        asking = [
+            asyncio.create_task(authenticator.authenticate(_scope(f"Bearer {key}")))
+            for _ in range(100)
+        ]
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        first, *others = await asyncio.gather(*asking, return_exceptions=True)
+        assert isinstance(first, asyncio.CancelledError)
+        assert {type(each) for each in others} == {outcome}
+        assert len(queries) == 1
+        assert authenticator._asking == {}
+    authenticator = Authenticator(connect_async(NOWHERE, "test"), PEPPER)
+    asking = [
+        asyncio.create_task(authenticator.authenticate(_scope(f"Bearer {served.key}")))
+        for _ in range(3)
+    ]
+    refused = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(each) for each in refused} == {StoreUnavailable}
+    await database.dispose()
+
+
+async def test_how_much_of_a_key_was_right_cannot_be_told_from_the_time(
+    database_url: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two wrong keys, the one that begins as a valid one takes no longer: in how many of all
+    pairs it does is a half, give or take what chance gives.
+    """
+    monkeypatch.setattr("api.authentication.FailureLimiter.wait_ms", lambda *_: 0)
+    database = connect_async(database_url, "test")
+    authenticator = Authenticator(database, PEPPER)
+    took_s: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(400):
+        for begins_alike in (True, False):
+            beginning = served.key[:-8] if begins_alike else "hr-" + secrets.token_urlsafe(26)
+            wrong = _scope(f"Bearer {beginning}{secrets.token_hex(4)}")
+            started = time.perf_counter()
+            with pytest.raises(AuthenticationFailed):
+                await authenticator.authenticate(wrong)
+            took_s[begins_alike].append(time.perf_counter() - started)
+    longer = sum(alike > other for alike in took_s[True] for other in took_s[False])
+    assert 0.4 < longer / 400**2 < 0.6
     await database.dispose()
 
 

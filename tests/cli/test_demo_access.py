@@ -5,10 +5,11 @@ import subprocess
 from pathlib import Path
 
 from cli.demo_access import DEMO_FILE, DemoAccess, grant_demo_access
-from cli.env_file import read_env_file
+from cli.env_file import read_env_file, write_env_file
 from cli.processes import headrace
 from control.database.connection import connect, connect_async
-from control.identity.keys import list_keys, revoke_key
+from control.identity.keys import create_key, find_key, hash_key, list_keys, revoke_key
+from control.identity.tenants import create_tenant
 
 PEPPER = bytes(range(32))
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,30 @@ async def test_a_key_that_is_no_longer_valid_is_minted_anew_and_the_other_kept(
 
     assert second.api_key != first.api_key
     assert second.admin_key == first.admin_key
+
+
+async def test_the_administrators_key_is_an_operators(
+    fresh_database_url: str, tmp_path: Path
+) -> None:
+    """One that an older version made for the demo tenant is replaced."""
+    engine = connect(fresh_database_url, "test", pool_size=1)
+    with engine.begin() as connection:
+        demo = create_tenant(connection, "demo")
+        _, old = create_key(connection, PEPPER, demo.tenant_id, frozenset({"admin"}))
+    write_env_file(tmp_path / DEMO_FILE, {"HEADRACE_ADMIN_KEY": old})
+
+    access = await grant(fresh_database_url, tmp_path, 8000)
+
+    assert access.admin_key != old
+    database = connect_async(fresh_database_url, "test")
+    async with database.connect() as reader:
+        keys = [
+            await find_key(reader, hash_key(PEPPER, key))
+            for key in (access.admin_key, access.api_key)
+        ]
+    assert [key is not None and key.is_operator for key in keys] == [True, False]
+    await database.dispose()
+    engine.dispose()
 
 
 def test_tenants_and_keys_are_made_listed_and_revoked(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -267,6 +268,37 @@ def test_a_key_is_nowhere_and_a_prompt_only_where_it_must_be(
     assert Traces(service, batch_id).in_tables() >= {"batches", "batch_items"}
     assert Traces(service, service.process.api_key).in_files() == {"demo.env"}
     assert any(name.startswith("logs/") for name in Traces(service, "database").in_files())
+
+
+def test_a_revoked_key_asks_nothing_more_and_what_it_had_asked_is_said_and_billed(
+    service: LiveService,
+) -> None:
+    tenant = service.run("admin", "tenant", "create", "revoked")
+    client = service.client(api_key=service.run("admin", "key", "create", tenant))
+    prompt = "what was asked is said to its end, " * 4
+    stream = client.completions.create(
+        model="scripted", prompt=prompt, max_tokens=300, temperature=0, stream=True
+    )
+    first = next(iter(stream))
+    ((key_id,),) = service.sql("SELECT key_id FROM api_keys WHERE tenant_id = %s", tenant)
+    service.run("admin", "key", "revoke", str(key_id), "--yes")
+    revoked_at = time.monotonic()
+    said = first.choices[0].text + "".join(chunk.choices[0].text for chunk in stream)
+    assert said == prompt
+
+    def is_refused() -> bool:
+        try:
+            client.models.list()
+        except openai.AuthenticationError:
+            return True
+        return False
+
+    until(is_refused, 5)
+    assert time.monotonic() - revoked_at < 5
+    billed = "SELECT completion_tokens, outcome FROM usage_events WHERE key_id = %s"
+    until(lambda: bool(service.sql(billed, key_id)), 5)
+    # The token that ended it is one of those produced.
+    assert service.sql(billed, key_id) == [(len(prompt) + 1, "finished")]
 
 
 def test_the_oldest_sdk_works_too(service: LiveService) -> None:
