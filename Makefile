@@ -13,6 +13,8 @@ DATA_DIR ?= .headrace
 MINUTES ?= 30
 CASES ?= 2000
 ARGS ?=
+# Tests at a time. Half of what they do is wait.
+JOBS ?= 2
 
 # The first Python on the path that is new enough.
 ifndef PYTHON
@@ -50,7 +52,7 @@ contracts: $(INSTALLED) ## Who may import whom
 
 .PHONY: unit
 unit: $(INSTALLED) ## The tests alone (ARGS="tests/cli -k supervisor" ...)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: test-long
 test-long: $(INSTALLED) ## Any schedule, for minutes or hours (MINUTES=30 ...); stops at a failure

@@ -5,6 +5,7 @@ A system user of our own, made once. Where none can be made (a read-only /etc, n
 cannot reach is put where it can.
 """
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -38,17 +39,25 @@ def database_user() -> SystemUser | None:
     """
     if os.geteuid() != 0:
         return None
-    found = _look_up(_OWN_USER)
-    if found is None:
-        _create(_OWN_USER)
-        # Another serve may have been faster: what counts is that the user exists now.
-        found = _look_up(_OWN_USER) or _look_up(_LAST_RESORT)
+    found = _look_up(_OWN_USER) or _made() or _look_up(_LAST_RESORT)
     if found is None:
         raise NoUnprivilegedUser(
             "PostgreSQL does not run as root, and no other user could be found or made. "
             "Start Headrace as an ordinary user, or set DATABASE_URL."
         )
     return found
+
+
+def _made() -> SystemUser | None:
+    """The user, made unless somebody else was faster.
+
+    Two useradds at once may each make one, and the second then takes the first one's place.
+    """
+    with Path("/etc/passwd").open() as accounts:
+        fcntl.flock(accounts, fcntl.LOCK_EX)
+        if _look_up(_OWN_USER) is None:
+            _create(_OWN_USER)
+        return _look_up(_OWN_USER)
 
 
 def can_enter(user: SystemUser, folder: Path) -> bool:
