@@ -42,16 +42,19 @@ CASE_LIMIT_S = 60.0
 
 
 class OpenAPIFuzz:
-    """Asks one service. `key` must have every scope but `admin`, which `admin_key` has."""
+    """Asks one service for one of its models, or for the first that it lists.
 
-    def __init__(self, base_url: str, key: str, admin_key: str) -> None:
+    `key` must have every scope but `admin`, which `admin_key` has.
+    """
+
+    def __init__(self, base_url: str, key: str, admin_key: str, model: str | None = None) -> None:
         self._base_url = base_url
         self._admin_headers = {"Authorization": f"Bearer {admin_key}"}
         self._headers = {"Authorization": f"Bearer {key}"}
         self._client = httpx.Client(base_url=base_url, headers=self._headers, timeout=CASE_LIMIT_S)
         self._session = requests.Session()
         self._schema = schemathesis.openapi.from_dict(self._json("GET", "/openapi.json"))
-        self._model = self._json("GET", "/v1/models")["data"][0]["id"]
+        self._model = model or self._json("GET", "/v1/models")["data"][0]["id"]
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +117,7 @@ class OpenAPIFuzz:
             self._base_url, session=self._session, headers=headers, timeout=CASE_LIMIT_S
         )
         command = case.as_curl_command(headers=headers)
-        assert answer.status_code < 500, f"{answer.status_code}: {command}"
+        assert answer.status_code < 500, f"{answer.status_code}: {answer.text} to {command}"
         return int(answer.status_code)
 
     def _headers_for(self, path: str) -> dict[str, str]:

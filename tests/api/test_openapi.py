@@ -42,11 +42,12 @@ def test_bodies_are_described_without_what_is_only_refused(live: LiveGateway, ke
 
 
 def test_nothing_that_can_be_asked_is_answered_with_a_fault_of_ours(
-    live: LiveGateway, replica: ScriptedReplica, key: str, operator: Admin
+    live: LiveGateway, served: Served, replica: ScriptedReplica, key: str, operator: Admin
 ) -> None:
     """A few cases of each kind; the module's own command makes thousands."""
     del replica
-    with OpenAPIFuzz(f"http://127.0.0.1:{live.port}", key, operator.key) as fuzz:
+    url, model = f"http://127.0.0.1:{live.port}", served.version.model
+    with OpenAPIFuzz(url, key, operator.key, model) as fuzz:
         answered = dict(fuzz.run(NUM_CASES))
     assert len(answered) >= 16
     assert all(sum(statuses.values()) >= NUM_CASES for statuses in answered.values())
