@@ -55,11 +55,11 @@ class BatchJob:
         self._window = window
 
     async def run(self, part: Slice) -> bool:
-        """Carry the batch on until the slice is over. True if there is more to do."""
+        """Carry the batch on until the slice is over. True if there is more to do now."""
         while not part.is_over:
             async with self._means.database.connect() as connection:
                 batch = await read_open(connection, self._batch_id)
-            if batch is None:
+            if batch is None or batch.is_paused:
                 return False
             if batch.status is BatchStatus.VALIDATING:
                 await self._validate(batch)

@@ -28,10 +28,12 @@ class ItemWindow:
         self._size = size
         self._running: dict[int, tuple[Item, ItemTask]] = {}
         self._looked_at = float("-inf")
+        self._is_paused = False
         self._renewed_at = time.monotonic()
 
     async def work(self, stop: asyncio.Event, ends_at: float) -> bool:
-        """Carry lines until all have results (True), or until `stop` or `ends_at` (False).
+        """Carry lines until all have results (True), or until `stop` or `ends_at` (False), or
+        until none runs while the batch is paused (False).
 
         What still runs then is given back; its requests go on.
         """
@@ -43,6 +45,8 @@ class ItemWindow:
                 await self._fill()
                 if not self._running and await self._has_ended():
                     return True
+                if not self._running and self._is_paused:
+                    return False
                 tasks = {task for _, task in self._running.values()}
                 await asyncio.wait(
                     {stopping, *tasks}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
@@ -65,12 +69,15 @@ class ItemWindow:
             await self._drop([item for item in items if item.line not in still_ours])
 
     async def _look_at_batch(self) -> None:
-        """See whether the batch was cancelled or its window is over; if so, stop what runs."""
+        """See whether the batch was cancelled or its window is over, and if so, stop what runs; or
+        whether nothing more of it is to be begun.
+        """
         if self._carrier.stop_reason or time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
         async with self._database.begin() as connection:
             batch = await read_open(connection, self._batch.batch_id)
+            self._is_paused = batch is not None and batch.is_paused
             reason = _reason_to_stop(batch)
             if reason is BATCH_EXPIRED:
                 await expire_unstarted(connection, self._batch.batch_id)
@@ -81,7 +88,7 @@ class ItemWindow:
 
     async def _fill(self) -> None:
         room = self._size - len(self._running)
-        if room <= 0:
+        if room <= 0 or self._is_paused:
             return
         fresh_ids = [self._carrier.mint_request_id() for _ in range(room)]
         async with self._database.begin() as connection:

@@ -84,6 +84,8 @@ def ring_due_batches(
 ) -> int:
     """Ring for every open batch that nobody seems to carry, oldest first. Returns how many.
 
+    The batches of a suspended tenant wait until it is resumed, or until their window is over.
+
     To be called every minute or more often. A worker that starts rings `even_leased`, for the
     leases may be those of the dead. Rings for nobody when so many doorbells wait that no worker
     can be there.
@@ -96,11 +98,15 @@ def ring_due_batches(
             """
             SELECT batch_id FROM batches b
             WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+              AND NOT (status IN ('validating', 'in_progress') AND expires_at > now()
+                  AND EXISTS (
+                      SELECT 1 FROM tenants t
+                      WHERE t.tenant_id = b.tenant_id AND t.suspended_at IS NOT NULL))
               AND (:even_leased OR NOT EXISTS (
                   SELECT 1 FROM batch_items i
                   WHERE i.batch_id = b.batch_id AND i.state = 'running'
                     AND i.leased_until > now()))
-            ORDER BY created_at LIMIT :limit
+            ORDER BY b.created_at LIMIT :limit
             """
         ),
         {"limit": MAX_WAITING - num_waiting, "even_leased": even_leased},

@@ -25,7 +25,10 @@ COPY_LIMIT_S = 50
 
 @dataclass(frozen=True, slots=True)
 class OpenBatch:
-    """What a worker must know of the batch that it carries."""
+    """What a worker must know of the batch that it carries.
+
+    Paused, because its tenant is suspended, it is not to be worked on: what runs may end.
+    """
 
     batch_id: str
     tenant_id: str
@@ -37,6 +40,7 @@ class OpenBatch:
     total: int
     expires_at: datetime
     is_past_window: bool
+    is_paused: bool
 
 
 async def read_open(connection: AsyncConnection, batch_id: str) -> OpenBatch | None:
@@ -45,8 +49,10 @@ async def read_open(connection: AsyncConnection, batch_id: str) -> OpenBatch | N
         text(
             """
             SELECT batch_id, tenant_id, key_id, status, endpoint, input_file_id, model,
-                   total, expires_at, expires_at <= now()
-            FROM batches
+                   total, expires_at, expires_at <= now(),
+                   t.suspended_at IS NOT NULL AND expires_at > now()
+                       AND status IN ('validating', 'in_progress')
+            FROM batches JOIN tenants t USING (tenant_id)
             WHERE batch_id = :batch_id
               AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
             """

@@ -18,6 +18,7 @@ from control.batches.doorbell import QUEUE, Doorbell, ring_due_batches
 from control.batches.store import cancel_batch
 from control.database.connection import connect_async
 from control.files.store import LocalFileStore
+from control.identity.tenants import set_suspended
 from engine.interface.generation_request import PriorityClass
 from tests.workers.batch_hostile import MARK, hostile_entries
 from tests.workers.batch_tier import (
@@ -32,6 +33,7 @@ from tests.workers.batch_tier import (
 )
 from tests.workers.service import Service, until
 from workers.batch_dead_letters import DEAD_LETTERS, MAX_DEAD_LETTERS, MAX_LETTER_CHARS
+from workers.batch_window import LOOK_S
 
 END_S = 60
 
@@ -303,6 +305,47 @@ async def test_a_batch_past_its_window_expires_with_what_it_has(tier: Tier) -> N
     assert [line["custom_id"] for line in errors] == [str(i) for i in range(12)]
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
     assert batch.output_file_id is None
+
+
+def due_batches(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The batches that maintenance would ring for now."""
+    rung: list[str] = []
+
+    def ring(batch_id: str) -> bool:
+        rung.append(batch_id)
+        return True
+
+    with monkeypatch.context() as patch, tier.service.database.connect() as connection:
+        patch.setattr(tier.batches.doorbell, "ring", ring)
+        ring_due_batches(connection, tier.batches.doorbell)
+    return rung
+
+
+async def test_a_suspended_tenants_batch_begins_no_line_and_goes_on_when_it_is_resumed(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tenant_id = tier.service.model, tier.batches.tenant_id
+    tier.environment |= {"HEADRACE_BATCH_WINDOW": "8", "HEADRACE_BATCH_TURNS": "1"}
+    lines = [completion(str(i), model, "x") for i in range(12)]
+    with tier.worker():
+        batch_id = await tier.batches.create(jsonl(lines))
+        await tier.until_there_are(batch_id, 8, "running")
+        with tier.service.database.begin() as connection:
+            set_suspended(connection, tenant_id, True)
+        # The worker looks once a second: nothing may end, and make room, before it has.
+        await asyncio.sleep(2 * LOOK_S)
+        tier.service.start_replica()
+        await tier.until_there_are(batch_id, 8, "completed")
+        assert tier.count(batch_id, "available") == 4
+        assert batch_id not in due_batches(tier, monkeypatch)
+        with tier.service.database.begin() as connection:
+            set_suspended(connection, tenant_id, False)
+        assert tier.count(batch_id, "available") == 4
+        assert batch_id in due_batches(tier, monkeypatch)
+        assert tier.batches.doorbell.ring(batch_id)
+        batch = await tier.end_of(batch_id)
+    assert batch.status == "completed"
+    assert (batch.progress.completed, batch.progress.failed) == (12, 0)
 
 
 async def test_a_lost_doorbell_is_rung_again(tier: Tier) -> None:
