@@ -9,7 +9,7 @@ from cli.data_dir import DEFAULT_DATA_DIR, DataDir
 from cli.table import print_table
 from control.identity.quotas import Limits, list_quotas
 
-_MODEL_HELP = "A model's name; `*` is each model that has no quota of its own."
+_MODEL_HELP = "A model's name; `*` is all models that have no quota of their own."
 
 ModelArgument = Annotated[str, typer.Argument(help=_MODEL_HELP)]
 
@@ -25,7 +25,7 @@ def quota_set(  # noqa: PLR0913, PLR0917 - each is an option of the command
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
     max_concurrent: Annotated[
         int | None,
-        typer.Option(min=1, max=2**31 - 1, help="Requests at once; for `*`, of all models."),
+        typer.Option(min=1, max=2**31 - 1, help="Requests at once, of all models: for `*` only."),
     ] = None,
     max_enqueued_tokens: Annotated[
         int | None, typer.Option(min=1, help="Prompt tokens that wait in batches.")

@@ -1,7 +1,7 @@
 """Quotas: what a tenant may use of a model in a minute, at once, and in waiting batches.
 
-They are stored here; admission enforces them. The model `*` stands for each model that has no
-quota of its own, except for `max_concurrent`, which counts over all models together.
+They are stored here; admission enforces them. The model `*` stands for all models together that
+have no quota of their own. `max_concurrent` counts over all models, so it is said for `*` alone.
 """
 
 import re
@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, text
 
 from control.errors import ModelNotFound, NotFound
 from control.identity.page import MAX_SHOWN, Page, bad_cursor
+from engine.interface.errors import InvalidRequest
 
 EVERY_MODEL = "*"
 
@@ -33,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The limits of a tenant for a model, or for every model that has none of its own."""
+    """The limits of a tenant for a model, or for all together that have none of their own."""
 
     tenant_id: str
     model: str
@@ -55,8 +56,16 @@ class Quota:
 
 
 def set_quota(connection: Connection, tenant_id: str, model: str, limits: Limits) -> Quota:
-    """Put the limits in force in place of those there were. Raises ModelNotFound."""
+    """Put the limits in force in place of those there were.
+
+    Raises ModelNotFound, or InvalidRequest for a limit that is not one of a single model.
+    """
     _check_model(connection, model)
+    if model != EVERY_MODEL and limits.max_concurrent is not None:
+        raise InvalidRequest(
+            f"max_concurrent counts over all models: set it for `{EVERY_MODEL}`.",
+            param="max_concurrent",
+        )
     connection.execute(
         text(
             """

@@ -29,8 +29,8 @@ CREATE INDEX tenants_by_age ON tenants (created_at, tenant_id);
 """
 
 QUOTAS = """
--- What a tenant may use of a model; null is no limit. The model `*` stands for each model that
--- has no row of its own, except for `max_concurrent`, which counts over all models together.
+-- What a tenant may use of a model; null is no limit. The model `*` stands for all models together
+-- that have no row of their own. `max_concurrent` counts over all models, so it is said for `*`.
 CREATE TABLE quotas (
     tenant_id            text        NOT NULL REFERENCES tenants,
     model                text        NOT NULL
@@ -41,6 +41,7 @@ CREATE TABLE quotas (
     max_enqueued_tokens  bigint      CHECK (max_enqueued_tokens > 0),
     updated_at           timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (tenant_id, model),
+    CONSTRAINT quotas_count_over_all_models CHECK (model = '*' OR max_concurrent IS NULL),
     CONSTRAINT quotas_limit_something CHECK (
         num_nonnulls(tokens_per_minute, requests_per_minute, max_concurrent,
                      max_enqueued_tokens) > 0)

@@ -211,6 +211,8 @@ def test_quotas_are_set_shown_listed_and_lifted(
     assert [each["model"] for each in rest["data"]] == [served.model]
     assert operator.put(f"{base}/*", {}).status_code == 400
     assert operator.put(f"{base}/unheard-of", limits).status_code == 404
+    of_one = operator.put(f"{base}/{served.model}", {"max_concurrent": 4})
+    assert of_one.json()["error"]["param"] == "max_concurrent"
     assert operator.delete(f"{base}/*").json()["deleted"] is True
     assert operator.delete(f"{base}/*").status_code == 404
     told = customer.get("audit", object_id=served.model).json()["data"]

@@ -148,7 +148,7 @@ class Tenant:
 
     def _new_quota(self) -> str:
         path = f"tenants/{self.admin.tenant_id}/quotas/{self._model}"
-        self._operator.put(path, {"max_concurrent": 1}).raise_for_status()
+        self._operator.put(path, {"tokens_per_minute": 1}).raise_for_status()
         return self._model
 
 

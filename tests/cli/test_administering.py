@@ -122,7 +122,7 @@ def test_a_quota_is_set_in_place_of_the_one_before_and_lifted(command: Command) 
     assert (quota["model"], quota["tokens/min"], quota["at once"]) == ("*", "", "4")
     empty = command.try_to("admin", "quota", "set", "acme", "*")
     assert empty.exit_code == 2
-    unknown = command.try_to("admin", "quota", "set", "acme", "nobody", "--max-concurrent", "1")
+    unknown = command.try_to("admin", "quota", "set", "acme", "nobody", "--tokens-per-minute", "1")
     assert unknown.exit_code == 1
     assert "no model 'nobody'" in str(unknown.exception)
     command.run("admin", "quota", "remove", "acme", "*", "--yes")

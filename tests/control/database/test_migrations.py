@@ -4,7 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
+from control.database.connection import connect_async
 from control.database.migrate import downgrade, upgrade
+from control.identity.keys import find_key, hash_key
 from tests.servers import Servers
 
 
@@ -35,3 +37,29 @@ def test_starters_at_once_migrate_once(servers: Servers) -> None:
         invalid = connection.execute("SELECT count(*) FROM pg_index WHERE NOT indisvalid")
         assert invalid.fetchone() == (0,)
     assert "requests" in tables(url)
+
+
+async def test_keys_outlive_the_migration_that_lets_them_expire(servers: Servers) -> None:
+    """And what a process of the version before writes is taken beside it."""
+    url, pepper = servers.new_database(), b"p" * 32
+    insert = (
+        b"INSERT INTO api_keys (key_id, tenant_id, key_hash, prefix, scopes) "
+        b"VALUES (%s, 'tnt', %s, 'hr-old', '{inference}')"
+    )
+    downgrade(url, "0003")
+    with psycopg.connect(url) as connection:
+        connection.execute("INSERT INTO tenants (tenant_id, name) VALUES ('tnt', 'old')")
+        connection.execute(insert, ("before", hash_key(pepper, "hr-before")))
+    upgrade(url)
+    with psycopg.connect(url) as connection:
+        connection.execute(insert, ("beside", hash_key(pepper, "hr-beside")))
+    engine = connect_async(url, "test", pool_size=1)
+    async with engine.connect() as reader:
+        for key_id in ("before", "beside"):
+            found = await find_key(reader, hash_key(pepper, f"hr-{key_id}"))
+            assert found is not None
+            assert (found.key.key_id, found.lives_s, found.is_suspended) == (key_id, None, False)
+    await engine.dispose()
+    downgrade(url, "0003")
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM api_keys").fetchone() == (2,)
