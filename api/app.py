@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import admin, batches, completions, files, health, models, openapi
+from api import accepted_requests, admin, batches, completions, files, health, models, openapi
 from api.envelope import Envelope
 from api.errors import install_error_handlers
 from api.gateway import Gateway
@@ -29,6 +29,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     app.add_middleware(Envelope, mint_id=gateway.mint_request_id)
     install_error_handlers(app)
-    for module in (health, models, completions, files, batches, admin, openapi):
+    for module in (health, models, completions, accepted_requests, files, batches, admin, openapi):
         app.include_router(module.router)
     return app

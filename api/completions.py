@@ -5,32 +5,31 @@ encoding; then the prompt's tokens; then the request is accepted or refused as a
 """
 
 import asyncio
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from api.answer import answer_in, head_of
 from api.authentication import Caller
 from api.body import read_json_body
 from api.callers import InferenceCaller
+from api.entrance import NewRequest
 from api.envelope import request_id_of
+from api.event_labels import EventLabels
 from api.gateway import Gateway, gateway_of
 from api.generation import GenerationResponse
 from api.models import resolve
 from api.prompts import TokenIds, VersionText
-from api.streaming import StreamAnswer
-from api.whole_answer import WholeAnswer
+from api.resume_headers import LAST_EVENT_ID, RESUME_GRACE, resume_grace_s
 from control.errors import Overloaded
-from control.identity.request_id import created_at_of
 from control.protocol.accepted_request import Order, build_request, check_early, reserve
-from control.protocol.answer_contents import AnswerContents, contents_of
+from control.protocol.answer_form import Fields, form_of, pack_form
 from control.protocol.chat_request import ChatRequest
 from control.protocol.completion_request import CompletionRequest
 from control.protocol.json_body import parse_object
-from control.protocol.responses import CHAT, COMPLETION, ChunkEncoder, ReplyHead
-from control.protocol.strict_model import UNSUPPORTED
-from control.registry.model_version import ModelVersion
 from engine.interface.errors import InvalidRequest
-from engine.interface.generation_request import GenerationRequest, PriorityClass
+from engine.interface.generation_request import PriorityClass
 from engine.text.prompt_encoder import ChatMessage
 from engine.text.token_reader import TokenReader
 
@@ -39,11 +38,6 @@ MAX_DEADLINE_MS = 3_600_000
 DEADLINE_HEADER = "x-deadline-ms"
 ENCODE_LIMIT_S = 10.0
 ENCODE_RETRY_MS = 5000
-
-# Asking for one of these and being ignored would be worse than being refused.
-UNSERVED_HEADERS = ("idempotency-key", "last-event-id", "x-resume-grace")
-
-Fields = ChatRequest | CompletionRequest
 
 router = APIRouter()
 
@@ -66,7 +60,7 @@ async def create_completion(request: Request, caller: InferenceCaller) -> Respon
 
 async def _answer(http_request: Request, caller: Caller, fields: Fields) -> Response:
     gateway = gateway_of(http_request)
-    _check_headers(http_request)
+    grace_s = resume_grace_s(http_request, caller)
     arrival = gateway.clock.now()
     version = resolve(await gateway.registry.current(), fields.model)
     text = await gateway.prompts.of(version)
@@ -85,10 +79,15 @@ async def _answer(http_request: Request, caller: Caller, fields: Fields) -> Resp
     )
     prompts = await _encode(gateway, text, fields)
     request = build_request(fields, prompts, version, text.vocab_size, order)
-    reservation = reserve(fields, request, version, order)
-    contents = contents_of(fields, request, TokenReader(text.tokenizer, request.text))
-    answer = _answer_for(gateway, fields, request, version, contents)
-    return GenerationResponse(gateway, request, reservation, answer)
+    reader = TokenReader(text.tokenizer, request.text)
+    form = replace(form_of(fields, request, reader), grace_s=grace_s)
+    head = head_of(form, request.request_id, version)
+    reservation = replace(reserve(fields, request, version, order), answer_form=pack_form(form))
+    wants_ids = RESUME_GRACE in http_request.headers or LAST_EVENT_ID in http_request.headers
+    labels = EventLabels(head.completion_id) if wants_ids else None
+    answer = answer_in(form, head, text, gateway, request.num_prompt_tokens, labels)
+    entrance = NewRequest(gateway, reservation, request)
+    return GenerationResponse(gateway, entrance, answer, grace_s)
 
 
 async def _encode(gateway: Gateway, text: VersionText, fields: Fields) -> list[TokenIds]:
@@ -107,44 +106,6 @@ async def _encode_whole(gateway: Gateway, text: VersionText, fields: Fields) -> 
         return await gateway.prompts.encode_completion(text, fields.prompts)
     messages = [ChatMessage(m.role, m.text, m.name) for m in fields.messages]
     return await gateway.prompts.encode_chat(text, messages, fields.chat_options)
-
-
-def _answer_for(
-    gateway: Gateway,
-    fields: Fields,
-    request: GenerationRequest,
-    version: ModelVersion,
-    contents: AnswerContents,
-) -> StreamAnswer | WholeAnswer:
-    created = int(created_at_of(request.request_id).timestamp())
-    shape = CHAT if isinstance(fields, ChatRequest) else COMPLETION
-    head = ReplyHead(shape, request.request_id, created, version)
-    if not fields.stream:
-        return WholeAnswer(head, request.num_choices, contents)
-    encoder = ChunkEncoder(
-        head,
-        includes_usage=fields.includes_usage,
-        has_continuous_usage=fields.has_continuous_usage,
-        opening_members=contents.opening_members,
-    )
-    return StreamAnswer(
-        encoder=encoder,
-        contents=contents,
-        includes_usage=fields.includes_usage,
-        num_choices=request.num_choices,
-        prompt_tokens=request.num_prompt_tokens,
-        heartbeat_s=gateway.heartbeat_s,
-    )
-
-
-def _check_headers(request: Request) -> None:
-    for name in UNSERVED_HEADERS:
-        if name in request.headers:
-            raise InvalidRequest(
-                f"The header {name} is not served yet; send the request without it.",
-                param=name,
-                code=UNSUPPORTED,
-            )
 
 
 def _deadline_ms(request: Request) -> int:

@@ -1,8 +1,10 @@
 """One accepted request, from its acceptance to the last byte of its answer.
 
 Whatever goes wrong in between, exactly one of three things happens: the answer is complete; the
-caller is told an error; or the caller is gone. In the last two the request is cancelled, so that
-nobody computes what nobody hears. No database connection is held while an answer is sent.
+caller is told an error; or the caller is gone. In the last two this reader leaves the request: when
+it was the only one, the request is cancelled, so that nobody computes what nobody hears, or kept
+for as long as its caller asked for. When this gateway restarts it is kept for as long as that of a
+gateway that died. No database connection is held while an answer is sent.
 """
 
 import asyncio
@@ -13,35 +15,31 @@ from redis.exceptions import RedisError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.answer import Answer
+from api.entrance import Entrance, entered
 from api.gateway import Gateway
-from api.streaming import StreamAnswer
-from api.whole_answer import WholeAnswer
-from control.admission.reservation import Reservation
-from control.errors import Cancelled, Restarting, ServiceError, StoreUnavailable
-from engine.interface.generation_request import GenerationRequest
+from control.errors import Restarting, ServiceError
 
-ACCEPT_LIMIT_S = 10.0
-NUM_CANCEL_TRIES = 5
-CANCEL_RETRY_S = 0.5
+# A gateway that died is missed for so long.
+ORPHAN_GRACE_S = 15
+RESTART_RETRY_MS = 1000
+NUM_LEAVE_TRIES = 5
+LEAVE_RETRY_S = 0.5
 
 _log = logging.getLogger("headrace.gateway")
 
 
 class GenerationResponse(Response):
-    """Accepts the request and sends its answer."""
+    """Tells an answer. After a hang-up its request lives on for `grace_s`."""
 
     def __init__(
-        self,
-        gateway: Gateway,
-        request: GenerationRequest,
-        reservation: Reservation,
-        answer: StreamAnswer | WholeAnswer,
+        self, gateway: Gateway, entrance: Entrance, answer: Answer, grace_s: int = 0
     ) -> None:
         super().__init__()
         self._gateway = gateway
-        self._request = request
-        self._reservation = reservation
+        self._entrance = entrance
         self._answer = answer
+        self._grace_s = grace_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve until the end, or until the caller hangs up."""
@@ -49,56 +47,47 @@ class GenerationResponse(Response):
         await _unless_disconnected(receive, self._serve(send))
 
     async def _serve(self, send: Send) -> None:
-        model, request_id = self._reservation.model, self._request.request_id
+        model, request_id = self._entrance.model, self._entrance.request_id
         with self._gateway.drain.watching():
-            async with self._gateway.follower.subscribe(model, request_id) as subscription:
-                accepting = asyncio.create_task(
-                    self._gateway.admission.accept(self._reservation, self._request)
-                )
-                try:
-                    await _accepted(accepting)
-                    await self._answer.run(subscription, send)
-                except asyncio.CancelledError:
-                    if not self._gateway.drain.is_over:
-                        self._withdraw(accepting)
-                        raise
-                    self._withdraw(accepting, Restarting.code)
-                    _uncancel()
-                    message = "This gateway is restarting. Repeat the request."
-                    await self._answer.fail(Restarting(message, retry_after_ms=1000), send)
-                except ServiceError as error:
-                    self._withdraw(accepting)
-                    await self._answer.fail(error, send)
-                except BaseException:
-                    self._withdraw(accepting)
-                    raise
-
-    def _withdraw(self, accepting: "asyncio.Task[None]", error: str = Cancelled.code) -> None:
-        """Cancel the request, in the background: the caller need not wait, or is gone."""
-        self._gateway.start(self._cancel(accepting, error))
-
-    async def _cancel(self, accepting: "asyncio.Task[None]", error: str) -> None:
-        # A cancel that overtook the acceptance would find nothing to cancel.
-        await asyncio.gather(accepting, return_exceptions=True)
-        for _ in range(NUM_CANCEL_TRIES):
             try:
-                await self._gateway.follower.cancel(
-                    self._reservation.model, self._request.request_id, error
-                )
+                async with self._gateway.follower.subscribe(model, request_id) as subscription:
+                    entering = asyncio.create_task(self._entrance.enter(subscription))
+                    await entered(entering)
+                    await self._answer.run(subscription, send)
+            except asyncio.CancelledError:
+                if not self._gateway.drain.is_over:
+                    self._leave(entering, self._grace_s)
+                    raise
+                self._leave(entering, max(self._grace_s, ORPHAN_GRACE_S))
+                _uncancel()
+                message = "This gateway is restarting. Repeat the request, or resume its stream."
+                restarting = Restarting(message, retry_after_ms=RESTART_RETRY_MS)
+                await self._answer.fail(restarting, send)
+            except ServiceError as error:
+                self._leave(entering, self._grace_s)
+                await self._answer.fail(error, send)
+            except BaseException:
+                self._leave(entering, self._grace_s)
+                raise
+
+    def _leave(self, entering: "asyncio.Task[None]", grace_s: int) -> None:
+        """Leave the request, in the background: the caller need not wait, or is gone."""
+        self._gateway.start(self._leave_surely(entering, grace_s))
+
+    async def _leave_surely(self, entering: "asyncio.Task[None]", grace_s: int) -> None:
+        # To leave what is not entered yet would find nothing to leave.
+        await asyncio.gather(entering, return_exceptions=True)
+        if not self._entrance.is_following:
+            return
+        model, request_id = self._entrance.model, self._entrance.request_id
+        for _ in range(NUM_LEAVE_TRIES):
+            try:
+                await self._gateway.follower.leave(model, request_id, grace_s)
             except (RedisError, OSError):
-                await asyncio.sleep(CANCEL_RETRY_S)
+                await asyncio.sleep(LEAVE_RETRY_S)
             else:
                 return
-        _log.warning("request %s could not be cancelled: Redis is away", self._request.request_id)
-
-
-async def _accepted(accepting: "asyncio.Task[None]") -> None:
-    """Wait for the acceptance; what is under way is not torn apart by a hang-up."""
-    try:
-        async with asyncio.timeout(ACCEPT_LIMIT_S):
-            await asyncio.shield(accepting)
-    except TimeoutError as error:
-        raise StoreUnavailable("The ledger does not answer. Try again shortly.") from error
+        _log.warning("request %s could not be left: Redis is away", request_id)
 
 
 async def _unless_disconnected(receive: Receive, work: Coroutine[object, object, None]) -> None:

@@ -4,8 +4,9 @@
 
 Nothing is sent before the first words or the first silence, so a request that ends before it
 said anything is answered with a status code, which clients know to retry. One event is one data
-line and a blank line; there are no ids, comments or empty events, because some client fails on
-each of them.
+line and a blank line; there are no comments or empty events, because some client fails on each of
+them. Ids are for readers that asked for them (`api.event_labels`); of what this gateway says of
+its own accord (heartbeats, that it restarts) and of `[DONE]` there are none.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Send
 
+from api.event_labels import EventLabels
 from control.errors import RequestLost, ServiceError
 from control.protocol.answer_contents import AnswerContents
 from control.protocol.error_object import ending_of, face_of
@@ -22,6 +24,8 @@ from engine.interface.generation_delta import GenerationDelta, Usage
 
 # So many entries take a few milliseconds at most.
 MANY_LOGPROBS = 64
+# A stream with ids tells the usage so far about each time so many tokens have come.
+X_USAGE_EVERY = 64
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,7 +44,9 @@ class StreamAnswer:
     prompt_tokens: int
     heartbeat_s: float
     contents: AnswerContents | None = None
+    labels: EventLabels | None = None
     is_started: bool = field(default=False, init=False)
+    _has_opened: bool = field(default=False, init=False)
     _num_tokens: int = field(default=0, init=False)
 
     async def run(self, subscription: Subscription, send: Send) -> None:
@@ -50,7 +56,7 @@ class StreamAnswer:
             if delta is None:
                 await self._write(send, self._opening() or self.encoder.heartbeat())
                 continue
-            if delta.error is not None and not self.is_started and not delta.text:
+            if delta.error is not None and not delta.text and not self._is_under_way:
                 raise ending_of(delta.error)
             opening = self._opening()
             events = opening + await self._rendered(delta)
@@ -61,10 +67,17 @@ class StreamAnswer:
 
     async def fail(self, error: ServiceError, send: Send) -> None:
         """End a stream that has begun with an error frame; before that, raise the error."""
-        if not self.is_started:
+        if not self._is_under_way:
             raise error
         usage = Usage(self.prompt_tokens, self._num_tokens)
-        await self._write(send, error_event(face_of(error).body, usage) + DONE, is_last=True)
+        events = self.encoder.usage(usage) if self.includes_usage else b""
+        events += error_event(face_of(error).body, usage) + DONE
+        await self._write(send, events, is_last=True)
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether the reader has seen anything of the stream, here or before."""
+        return self.is_started or (self.labels is not None and self.labels.after is not None)
 
     async def _rendered(self, delta: GenerationDelta) -> bytes:
         """The delta's events; a long prompt's logprobs are much to write, and not on the loop."""
@@ -74,30 +87,47 @@ class StreamAnswer:
 
     def _opening(self) -> bytes:
         """What opens each choice, once."""
-        if self.is_started:
+        if self._has_opened:
             return b""
-        return b"".join(map(self.encoder.first, range(self.num_choices)))
+        self._has_opened = True
+        return b"".join(self._labelled(self.encoder.first(i), 0) for i in range(self.num_choices))
 
     def _events_of(self, delta: GenerationDelta) -> bytes:
-        self._num_tokens = max(self._num_tokens, delta.offset + len(delta.token_ids))
+        before = self._num_tokens
+        self._num_tokens = max(before, delta.offset + len(delta.token_ids))
         so_far = Usage(self.prompt_tokens, self._num_tokens)
-        events = b""
-        shown = None if delta.is_last or self.contents is None else self.contents.show(delta)
-        if shown is None and delta.text:
-            events += self.encoder.text(delta.choice, delta.text, so_far)
-        elif shown is not None and shown.says_something:
-            events += self.encoder.text(delta.choice, shown.text, so_far, shown.members)
+        is_told = self.labels and before // X_USAGE_EVERY != self._num_tokens // X_USAGE_EVERY
+        x_usage = so_far if is_told else None
+        said = self._words(delta, so_far, x_usage)
         if delta.finish_reason is not None:
-            events += self.encoder.finish(delta.choice, delta.finish_reason, so_far)
-        if delta.usage is None:
-            return events
+            x_usage = so_far if self.labels else None
+            end = self.encoder.finish(delta.choice, delta.finish_reason, so_far, x_usage)
+            said += self._labelled(end, self._num_tokens)
+        return said if delta.usage is None else said + self._last_events(delta, delta.usage)
+
+    def _words(self, delta: GenerationDelta, so_far: Usage, x_usage: Usage | None) -> bytes:
+        shown = None if delta.is_last or self.contents is None else self.contents.show(delta)
+        chunk = b""
+        if shown is None and delta.text:
+            chunk = self.encoder.text(delta.choice, delta.text, so_far, x_usage=x_usage)
+        elif shown is not None and shown.says_something:
+            chunk = self.encoder.text(delta.choice, shown.text, so_far, shown.members, x_usage)
+        return self._labelled(chunk, self._num_tokens)
+
+    def _last_events(self, delta: GenerationDelta, usage: Usage) -> bytes:
         # Of a lost request nobody knows the usage but who counted what came.
-        usage = so_far if delta.error == RequestLost.code else delta.usage
+        if delta.error == RequestLost.code:
+            usage = Usage(self.prompt_tokens, self._num_tokens)
+        events = b""
         if self.includes_usage:
-            events += self.encoder.usage(usage)
+            events += self._labelled(self.encoder.usage(usage), self._num_tokens)
         if delta.error is not None:
-            events += error_event(face_of(ending_of(delta.error)).body, usage)
+            frame = error_event(face_of(ending_of(delta.error)).body, usage)
+            events += self._labelled(frame, self._num_tokens)
         return events + DONE
+
+    def _labelled(self, event: bytes, num_tokens: int) -> bytes:
+        return event if self.labels is None else self.labels.label(event, num_tokens)
 
     async def _write(self, send: Send, events: bytes, *, is_last: bool = False) -> None:
         if not self.is_started:

@@ -65,6 +65,12 @@ class NotFound(ServiceError):
     code = "not_found"
 
 
+class StreamExpired(ServiceError):
+    """What the request said is not kept any more."""
+
+    code = "stream_expired"
+
+
 class Conflict(ServiceError):
     """The object is in a state that does not allow this."""
 

@@ -18,7 +18,7 @@ from control.admission.bucket import renew
 from control.metering.ending import end_request
 from control.routing.snapshot_store import read_snapshots, retire
 from control.streams.follower import RENEW_S
-from control.streams.functions import cancel, invoke, requeue
+from control.streams.functions import invoke, lapse, requeue
 from control.streams.keys import ModelKeys, follower_key
 from control.streams.messages import unpack_entry
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class _Open:
     request_id: str
     replica_id: str
-    followers: tuple[str, ...]
+    followers: str
     failures: int
     ending: str
     is_queued: bool
@@ -73,7 +73,7 @@ class Sweep:
             elif request.ending and not request.replica_id and not request.is_queued:
                 self._end(request, request.ending)
             elif self._is_orphaned(request, followers):
-                invoke(self._client, cancel(self._keys, request.request_id))
+                invoke(self._client, lapse(self._keys, request.request_id, request.followers))
         self._renew(open_requests)
         for replica_id in silent:
             log.warning("replica %s is gone", replica_id)
@@ -95,11 +95,14 @@ class Sweep:
         """True once nobody has followed the request for a while.
 
         A while, because a server that lost its data has lost the followers' leases too, until
-        each of them renews its own.
+        each of them renews its own. One whose last follower left has a grace of its own, which
+        `lapse` looks after.
         """
-        if followers.intersection(request.followers):
+        if followers.intersection(request.followers.split()):
             self._orphaned_at.pop(request.request_id, None)
             return False
+        if not request.followers:
+            return True
         orphaned_at = self._orphaned_at.setdefault(request.request_id, self._monotonic())
         return self._monotonic() - orphaned_at >= ORPHAN_GRACE_S
 
@@ -137,7 +140,7 @@ class Sweep:
                 _Open(
                     request_id,
                     replica,
-                    tuple(followers.split()),
+                    followers,
                     int(failures),
                     ending,
                     bool(entry),
@@ -147,7 +150,7 @@ class Sweep:
         return found
 
     def _living_followers(self, requests: Iterable[_Open]) -> frozenset[str]:
-        names = sorted({name for request in requests for name in request.followers})
+        names = sorted({name for request in requests for name in request.followers.split()})
         if not names:
             return frozenset()
         found = cast("list[bytes | None]", self._client.mget([follower_key(n) for n in names]))

@@ -12,7 +12,10 @@ from engine.interface.generation_request import PriorityClass
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Tokens held for one request: its prompt and the most it may say, over all choices."""
+    """Tokens held for one request: its prompt and the most it may say, over all choices.
+
+    `answer_form` is how its answer is told, packed; None if nobody else is to tell it.
+    """
 
     request_id: str
     tenant_id: str
@@ -25,16 +28,17 @@ class Reservation:
     reserved_tokens: int
     prompt_tokens: int
     metadata: dict[str, str] = field(default_factory=dict)
+    answer_form: bytes | None = None
 
 
 _INSERT = text(
     """
     INSERT INTO requests (created_at, request_id, tenant_id, key_id, model, version,
                           weights_digest, priority_class, endpoint, reserved_tokens,
-                          prompt_tokens, metadata)
+                          prompt_tokens, metadata, answer_form)
     VALUES (:created_at, :request_id, :tenant_id, :key_id, :model, :version,
             :weights_digest, :priority_class, :endpoint, :reserved_tokens,
-            :prompt_tokens, CAST(:metadata AS jsonb))
+            :prompt_tokens, CAST(:metadata AS jsonb), :answer_form)
     ON CONFLICT DO NOTHING
     """
 )
@@ -68,6 +72,7 @@ async def hold(connection: AsyncConnection, reservation: Reservation) -> None:
             "reserved_tokens": reservation.reserved_tokens,
             "prompt_tokens": reservation.prompt_tokens,
             "metadata": msgspec.json.encode(reservation.metadata).decode(),
+            "answer_form": reservation.answer_form,
         },
     )
 

@@ -28,9 +28,14 @@ def mint_request_id(now_s: float, random_bits: int) -> str:
 
 def created_at_of(request_id: str) -> datetime:
     """The creation second inside an id. Raises ValueError if this is no id of ours."""
-    if len(request_id) != LENGTH or any(letter not in _VALUES for letter in request_id):
+    if not is_request_id(request_id):
         raise ValueError("not a request id")
     number = 0
     for letter in request_id:
         number = (number << 5) | _VALUES[letter]
     return datetime.fromtimestamp(number >> NUM_RANDOM_BITS, UTC)
+
+
+def is_request_id(text: str) -> bool:
+    """Whether the text could be an id of ours."""
+    return len(text) == LENGTH and all(letter in _VALUES for letter in text)

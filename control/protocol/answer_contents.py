@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from control.protocol.chat_request import ChatRequest
-from control.protocol.completion_request import CompletionRequest
+from control.protocol.answer_form import AnswerForm, Fields, form_of
 from control.protocol.logprob_objects import (
     CompletionLogprobs,
     JsonObject,
@@ -20,7 +19,7 @@ from control.protocol.logprob_objects import (
     chat_entries,
     prompt_entries,
 )
-from control.protocol.shown_fields import NO_DETAILS, Details
+from control.protocol.shown_fields import NO_DETAILS
 from engine.interface.generation_request import GenerationRequest
 from engine.interface.token_logprobs import TokenLogprob
 
@@ -62,24 +61,14 @@ class Shown:
 
 
 class AnswerContents:
-    """Shows the pieces of one request's answer, each once and in the order of their choice.
+    """Shows the pieces of one request's answer, each once and in the order of their choice."""
 
-    `prompt_texts` are the texts to echo, one per prompt.
-    """
-
-    def __init__(
-        self,
-        details: Details,
-        request: GenerationRequest,
-        reader: Reader,
-        prompt_texts: Sequence[str] | None,
-    ) -> None:
-        self._details = details
-        self._request = request
+    def __init__(self, form: AnswerForm, reader: Reader) -> None:
+        self._form = form
+        self._details = form.details
         self._reader = reader
-        self._prompt_texts = prompt_texts
-        self._is_chat = prompt_texts is None
-        self._names = TokenNames(reader, by_id=details.names_by_id)
+        self._is_chat = form.is_chat
+        self._names = TokenNames(reader, by_id=form.details.names_by_id)
         self._begun: set[int] = set()
         self._offsets: dict[int, _Offsets] = {}
 
@@ -93,7 +82,7 @@ class AnswerContents:
         """Members of a chat's answer itself that are known from the start."""
         if not (self._is_chat and self._details.token_ids):
             return {}
-        return {"prompt_token_ids": self._request.prompts[0]}
+        return {"prompt_token_ids": self._form.prompts[0]}
 
     def members_of_all(self, pieces: Sequence[Piece]) -> JsonObject:
         """Members of a chat's whole answer, which has one prompt, that are not a choice's."""
@@ -125,13 +114,12 @@ class AnswerContents:
         return Shown(before + piece.text, members, bool(before or piece.text) or has_members)
 
     def _echo(self, piece: Piece) -> str:
-        assert self._prompt_texts is not None
-        return self._prompt_texts[piece.choice // self._request.sampling.n]
+        return self._form.prompt_texts[piece.choice // self._form.n]
 
     def _prompt_members(self, piece: Piece) -> JsonObject:
         members: JsonObject = {}
         if self._details.token_ids:
-            members["prompt_token_ids"] = self._request.prompt_of(piece.choice)
+            members["prompt_token_ids"] = self._form.prompt_of(piece.choice)
         if self._details.num_prompt_logprobs is not None:
             members["prompt_logprobs"] = self._prompt_logprobs(piece)
         return members
@@ -139,12 +127,12 @@ class AnswerContents:
     def _prompt_logprobs(self, piece: Piece) -> list[JsonObject | None]:
         num_top = self._details.num_prompt_logprobs
         assert num_top is not None
-        prompt = self._request.prompt_of(piece.choice)
+        prompt = self._form.prompt_of(piece.choice)
         return prompt_entries(self._reader, prompt, self._prompt_scores(piece), num_top)
 
     def _prompt_scores(self, piece: Piece) -> Sequence[TokenLogprob | None]:
         """One entry per prompt token: none of the first, nor of a prompt that was never begun."""
-        num_scored = len(self._request.prompt_of(piece.choice)) - 1
+        num_scored = len(self._form.prompt_of(piece.choice)) - 1
         return (None, *(piece.prompt_logprobs or (None,) * num_scored))
 
     def _chat_logprobs(self, piece: Piece) -> JsonObject:
@@ -154,7 +142,7 @@ class AnswerContents:
     def _completion_logprobs(self, piece: Piece, before: str, *, is_first: bool) -> JsonObject:
         logprobs = CompletionLogprobs(self._names, self._details.num_logprobs or 0)
         if is_first and self._details.echo:
-            prompt = self._request.prompt_of(piece.choice)
+            prompt = self._form.prompt_of(piece.choice)
             offsets = _Offsets(self._reader.prompt(), 0).of(prompt)
             scores = self._prompt_scores(piece)
             logprobs.add(prompt, scores, [min(offset, len(before)) for offset in offsets])
@@ -181,15 +169,6 @@ class _Offsets:
         return offsets
 
 
-def contents_of(
-    fields: ChatRequest | CompletionRequest, request: GenerationRequest, reader: Reader
-) -> AnswerContents:
+def contents_of(fields: Fields, request: GenerationRequest, reader: Reader) -> AnswerContents:
     """The contents of the answer to a request, valid by its own law, that was made of `fields`."""
-    texts: list[str] | None = None
-    if isinstance(fields, CompletionRequest):
-        # What was not sent as text is read back.
-        texts = [
-            prompt if isinstance(prompt, str) else reader.prompt_text(prompt)
-            for prompt in (fields.prompts if fields.echo else ())
-        ]
-    return AnswerContents(fields.details, request, reader, texts)
+    return AnswerContents(form_of(fields, request, reader), reader)

@@ -25,6 +25,7 @@ from control.errors import (
     Restarting,
     ServiceError,
     StoreUnavailable,
+    StreamExpired,
     TooManyFailures,
 )
 from control.streams.follower import FollowerLag
@@ -41,6 +42,7 @@ FACES: dict[type[Exception], tuple[int, str]] = {
     NotFound: (404, CALLER),
     Conflict: (409, CALLER),
     Cancelled: (409, CALLER),
+    StreamExpired: (410, CALLER),
     RequestTooLarge: (413, CALLER),
     QuotaExceeded: (429, "rate_limit_error"),
     ReservationTooLarge: (429, "rate_limit_error"),

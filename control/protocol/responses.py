@@ -88,10 +88,15 @@ class ReplyHead:
     created: int
     version: ModelVersion
 
+    @property
+    def completion_id(self) -> str:
+        """The answer's id on the wire."""
+        return self.shape.id_prefix + self.request_id
+
     def members(self, object_name: str) -> dict[str, object]:
         """The head as JSON members, in the order of the wire."""
         return {
-            "id": self.shape.id_prefix + self.request_id,
+            "id": self.completion_id,
             "object": object_name,
             "created": self.created,
             "model": self.version.pinned_name,
@@ -142,15 +147,24 @@ class ChunkEncoder:
         text: str,
         usage: Usage | None = None,
         members: Mapping[str, object] | None = None,
+        x_usage: Usage | None = None,
     ) -> bytes:
         """More words of a choice, and what is told beside them."""
         beside = _members({"logprobs": None, **members}) if members else _NO_LOGPROBS
-        return self._chunk(choice, self._shape.chunk_text(text) + b"," + beside, b"null", usage)
+        said = self._shape.chunk_text(text) + b"," + beside
+        return self._chunk(choice, said, b"null", usage, _x_usage(x_usage))
 
-    def finish(self, choice: int, reason: FinishReason, usage: Usage | None = None) -> bytes:
+    def finish(
+        self,
+        choice: int,
+        reason: FinishReason,
+        usage: Usage | None = None,
+        x_usage: Usage | None = None,
+    ) -> bytes:
         """The end of a choice."""
         nothing = self._shape.no_text + b"," + _NO_LOGPROBS
-        return self._chunk(choice, nothing, b'"' + reason.encode() + b'"', usage)
+        shown = b'"' + reason.encode() + b'"'
+        return self._chunk(choice, nothing, shown, usage, _x_usage(x_usage))
 
     def heartbeat(self) -> bytes:
         """A chunk that says nothing, for clients that would take silence for death."""
@@ -179,6 +193,11 @@ class ChunkEncoder:
 def _members(members: Mapping[str, object]) -> bytes:
     """An object's members without its braces."""
     return to_json(members)[1:-1]
+
+
+def _x_usage(usage: Usage | None) -> bytes:
+    """The usage so far, as a member that stock clients pass over."""
+    return b"" if usage is None else b'"x_usage":' + to_json(usage_object(usage))
 
 
 def error_event(error_body: dict[str, dict[str, str | None]], usage: Usage | None) -> bytes:

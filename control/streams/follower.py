@@ -1,8 +1,8 @@
 """Follows requests: one reader for all deltas of a process, handed to whoever subscribed.
 
 A gateway or a batch worker is one follower. It says that it is alive (`follower:ID`), reads its
-feed of each model, and gives every delta to the subscription of its request. A subscription is
-bounded: a consumer that stops reading gets `FollowerLag`, not our memory.
+feed of each model, and gives every delta to the subscriptions of its request, however many there
+are. A subscription is bounded: a consumer that stops reading gets `FollowerLag`, not our memory.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
+from weakref import WeakValueDictionary
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -17,7 +18,7 @@ from redis.exceptions import RedisError
 from control.errors import ServiceError
 from control.streams.cancellation import is_cancelled
 from control.streams.frames import unpack_frames
-from control.streams.functions import cancel, follow, invoke_async
+from control.streams.functions import cancel, follow, invoke_async, leave
 from control.streams.keys import ModelKeys, follower_key
 from engine.interface.generation_delta import GenerationDelta, Usage
 
@@ -34,20 +35,25 @@ FeedReply = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
 
 
 class FollowerLag(ServiceError):
-    """The consumer read too slowly, so its request is cancelled."""
+    """The consumer read too slowly, and hears no more."""
 
     code = "client_too_slow"
 
 
 class Subscription:
-    """The deltas of one request, each exactly once, in order, to its last."""
+    """The deltas of one request, each exactly once, in order, to its last.
+
+    `num_tokens` is how many output tokens the deltas have come to that were put so far.
+    """
 
     def __init__(self, keys: ModelKeys, request_id: str) -> None:
         self.keys = keys
         self.request_id = request_id
         self.is_lagging = False
+        self.num_tokens = 0
         self._num_seen = 0
-        self._deltas: asyncio.Queue[GenerationDelta] = asyncio.Queue(MAX_BUFFERED_DELTAS)
+        self._max_buffered = MAX_BUFFERED_DELTAS
+        self._deltas: asyncio.Queue[GenerationDelta] = asyncio.Queue()
 
     def put(self, delta: GenerationDelta, *, is_from_log: bool = False) -> bool:
         """Take a delta. False if it reveals that an earlier one was missed.
@@ -59,9 +65,13 @@ class Subscription:
         if delta.serial > self._num_seen and not (is_from_log and delta.is_last):
             return False
         self._num_seen = delta.serial + 1
-        if self._deltas.full():
+        self.num_tokens = max(self.num_tokens, delta.offset + len(delta.token_ids))
+        if is_from_log:
+            # A replay comes at once, and is no more than Redis holds.
+            self._max_buffered += 1
+        if self._deltas.qsize() >= self._max_buffered:
             self.is_lagging = True
-        else:
+        elif not self.is_lagging:
             self._deltas.put_nowait(delta)
         return True
 
@@ -75,7 +85,7 @@ class Subscription:
     async def next(self, timeout_s: float | None = None) -> GenerationDelta | None:
         """The next delta, or None after `timeout_s` of silence. Raises FollowerLag."""
         if self.is_lagging and self._deltas.empty():
-            raise FollowerLag("The stream was read too slowly and was cancelled.")
+            raise FollowerLag("The stream was read too slowly.")
         try:
             # Not wait_for: before Python 3.12 it loses a cancellation that meets a delta.
             async with asyncio.timeout(timeout_s):
@@ -96,14 +106,16 @@ class Follower:
         self.follower_id = follower_id
         self._client = client
         self._lease_s = lease_s
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[str, list[Subscription]] = {}
+        # Joining and leaving one request take turns, or a leave could undo a later attach.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._missing: set[str] = set()
 
     @property
     def num_subscriptions(self) -> int:
-        """How many requests are being followed."""
-        return len(self._subscriptions)
+        """How many subscriptions there are."""
+        return sum(map(len, self._subscriptions.values()))
 
     @asynccontextmanager
     async def subscribe(self, model: str, request_id: str) -> AsyncIterator[Subscription]:
@@ -113,20 +125,39 @@ class Follower:
         if reader is None or reader.done():
             self._readers[model] = asyncio.create_task(self._read(keys), name=f"feed {model}")
         subscription = Subscription(keys, request_id)
-        self._subscriptions[request_id] = subscription
+        self._subscriptions.setdefault(request_id, []).append(subscription)
         try:
             yield subscription
         finally:
-            del self._subscriptions[request_id]
+            others = self._subscriptions[request_id]
+            others.remove(subscription)
+            if not others:
+                del self._subscriptions[request_id]
 
     async def attach(self, subscription: Subscription) -> bool:
         """Follow a request that runs already, from its first delta on. False if it is gone."""
         keys, request_id = subscription.keys, subscription.request_id
-        reply = await invoke_async(self._client, follow(keys, request_id, self.follower_id))
+        async with self._turn(request_id):
+            reply = await invoke_async(self._client, follow(keys, request_id, self.follower_id))
         if reply[0] == b"gone":
             return False
         await self._replay(subscription)
         return True
+
+    async def leave(self, model: str, request_id: str, grace_s: int = 0) -> None:
+        """Stop following a request to which nobody here subscribes any more.
+
+        Once it has no other follower it is cancelled, if nobody follows it within `grace_s`.
+        """
+        async with self._turn(request_id):
+            if request_id not in self._subscriptions:
+                call = leave(ModelKeys(model), request_id, self.follower_id, grace_s * 1000)
+                await invoke_async(self._client, call)
+
+    async def num_logged(self, model: str, request_id: str) -> int:
+        """How many output tokens of the request Redis can say again."""
+        log = await self._client.get(ModelKeys(model).log(request_id))
+        return sum(len(delta.token_ids) for delta in unpack_frames(cast("bytes", log or b"")))
 
     async def cancel(self, model: str, request_id: str, error: str = "cancelled") -> None:
         """Ask that the request stop. It ends with the error code within two engine steps."""
@@ -154,6 +185,12 @@ class Follower:
         for reader in self._readers.values():
             reader.cancel()
         await asyncio.gather(*self._readers.values(), return_exceptions=True)
+
+    def _turn(self, request_id: str) -> asyncio.Lock:
+        turn = self._turns.get(request_id)
+        if turn is None:
+            turn = self._turns[request_id] = asyncio.Lock()
+        return turn
 
     async def _read(self, keys: ModelKeys) -> None:
         feed, last = keys.feed(self.follower_id), b"0"
@@ -183,13 +220,9 @@ class Follower:
 
     async def _deliver(self, frames: bytes) -> None:
         for delta in unpack_frames(frames):
-            subscription = self._subscriptions.get(delta.request_id)
-            if subscription is None:
-                continue
-            if not subscription.put(delta):
-                await self._replay(subscription)
-            if subscription.is_lagging:
-                await self.cancel(subscription.keys.model, delta.request_id)
+            for subscription in tuple(self._subscriptions.get(delta.request_id, ())):
+                if not subscription.put(delta):
+                    await self._replay(subscription)
 
     async def _replay(self, subscription: Subscription) -> None:
         log = await self._client.get(subscription.keys.log(subscription.request_id))
@@ -198,7 +231,7 @@ class Follower:
 
     async def _end_lost_requests(self) -> None:
         """End subscriptions whose request Redis no longer knows, seen missing twice in a row."""
-        subscriptions = list(self._subscriptions.values())
+        subscriptions = [s for several in self._subscriptions.values() for s in several]
         if not subscriptions:
             self._missing.clear()
             return

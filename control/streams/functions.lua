@@ -10,6 +10,8 @@
 --             replica    who has it, '' while queued         followers   feed owners, by space
 --             ended      '1' after its last delta
 --             cancelled  once somebody cancelled it: the code with which it is to end
+--             until      ms of Redis's clock: nobody follows it, and until then it may be followed
+--                        again; after that it is cancelled
 --             fence      'ATTEMPT FOLLOWERS' while nothing is amiss: all that a step must know,
 --                        in one field; whatever is amiss takes it away
 --             tag        its tenant's virtual time before its first assignment
@@ -188,25 +190,70 @@ local function step(keys, args)
   return results
 end
 
--- Cancel a request. Of an assigned one its replica is told; of a queued one the dispatcher is,
--- through the queue itself: either ends it.
--- keys: live                      args: request id, prefix of inbox keys, error code
-local function cancel(keys, args)
-  local live = redis.call('HMGET', keys[1], 'replica', 'ended', 'queue', 'entry', 'cancelled')
+-- Of an assigned request its replica is told; of a queued one the dispatcher is, through the queue
+-- itself: either ends it.
+local function stop(live_key, id, inbox_prefix, error)
+  local live = redis.call('HMGET', live_key, 'replica', 'ended', 'queue', 'entry', 'cancelled')
   if not live[1] then return 'gone' end
   if live[2] then return 'ended' end
   if live[5] then return 'cancelled' end
-  redis.call('HSET', keys[1], 'cancelled', args[3])
-  set_fence(keys[1])
+  redis.call('HSET', live_key, 'cancelled', error)
+  set_fence(live_key)
   if live[1] == '' then
     redis.call('XDEL', live[3], live[4])
-    local entry = redis.call('XADD', live[3], '*', 'id', args[1], 'cancelled', args[3])
-    redis.call('HSET', keys[1], 'entry', entry)
+    local entry = redis.call('XADD', live[3], '*', 'id', id, 'cancelled', error)
+    redis.call('HSET', live_key, 'entry', entry)
     return 'queued'
   end
-  redis.call('XADD', args[2] .. live[1], '*', 'v', '1', 'kind', 'cancel', 'id', args[1],
-    'error', args[3])
+  redis.call('XADD', inbox_prefix .. live[1], '*', 'v', '1', 'kind', 'cancel', 'id', id,
+    'error', error)
   return 'assigned'
+end
+
+-- Cancel a request.
+-- keys: live                      args: request id, prefix of inbox keys, error code
+local function cancel(keys, args)
+  return stop(keys[1], args[1], args[2], args[3])
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function set_followers(live_key, attempt, followers)
+  redis.call('HSET', live_key, 'followers', followers)
+  if redis.call('HEXISTS', live_key, 'fence') == 1 then set_fence(live_key, attempt, followers) end
+end
+
+-- Take a follower away whose last reader has left. When it was the only one, the request is
+-- cancelled, or kept for whoever comes within the grace; the leader cancels it after that.
+-- keys: live
+-- args: request id, prefix of inbox keys, error code, follower, grace in ms
+local function leave(keys, args)
+  local live = redis.call('HMGET', keys[1], 'attempt', 'ended', 'followers')
+  if not live[1] then return 'gone' end
+  if live[2] then return 'ended' end
+  local others = {}
+  for _, follower in ipairs(words(live[3])) do
+    if follower ~= args[4] then others[#others + 1] = follower end
+  end
+  set_followers(keys[1], live[1], table.concat(others, ' '))
+  if #others > 0 then return 'followed' end
+  if args[5] == '0' then return stop(keys[1], args[1], args[2], args[3]) end
+  redis.call('HSET', keys[1], 'until', now_ms() + args[5])
+  return 'kept'
+end
+
+-- Cancel a request whose followers, as the caller saw them, are all dead, unless it has got others
+-- since or is kept for some.
+-- keys: live
+-- args: request id, prefix of inbox keys, error code, followers
+local function lapse(keys, args)
+  local live = redis.call('HMGET', keys[1], 'followers', 'until')
+  if live[1] and live[1] ~= args[4] then return 'followed' end
+  if live[2] and now_ms() < tonumber(live[2]) then return 'kept' end
+  return stop(keys[1], args[1], args[2], args[3])
 end
 
 -- Take a request from whoever has it, so that the caller alone may end it. The code with which
@@ -230,9 +277,8 @@ local function follow(keys, args)
   for _, follower in ipairs(words(live[2])) do
     if follower == args[1] then return {'following', redis.call('STRLEN', keys[2])} end
   end
-  local followers = live[2] .. ' ' .. args[1]
-  redis.call('HSET', keys[1], 'followers', followers)
-  if redis.call('HEXISTS', keys[1], 'fence') == 1 then set_fence(keys[1], live[1], followers) end
+  set_followers(keys[1], live[1], live[2] == '' and args[1] or live[2] .. ' ' .. args[1])
+  redis.call('HDEL', keys[1], 'until')
   return {'following', redis.call('STRLEN', keys[2])}
 end
 
@@ -261,6 +307,8 @@ redis.register_function('headrace_assign', assign)
 redis.register_function('headrace_requeue', requeue)
 redis.register_function('headrace_step', step)
 redis.register_function('headrace_cancel', cancel)
+redis.register_function('headrace_leave', leave)
+redis.register_function('headrace_lapse', lapse)
 redis.register_function('headrace_seize', seize)
 redis.register_function('headrace_follow', follow)
 redis.register_function('headrace_lead', lead)

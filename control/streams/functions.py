@@ -190,6 +190,24 @@ def cancel(keys: ModelKeys, request_id: str, error: str = "cancelled") -> Functi
     return FunctionCall("cancel", (keys.live(request_id),), (request_id, keys.inbox(""), error))
 
 
+def leave(keys: ModelKeys, request_id: str, follower_id: str, grace_ms: int) -> FunctionCall:
+    """Take a follower away. A request that nobody else follows is kept for the grace, or cancelled.
+
+    Replies b"followed", b"kept", b"ended" or b"gone", or as `cancel` does.
+    """
+    args = (request_id, keys.inbox(""), "cancelled", follower_id, grace_ms)
+    return FunctionCall("leave", (keys.live(request_id),), args)
+
+
+def lapse(keys: ModelKeys, request_id: str, followers: str) -> FunctionCall:
+    """Cancel a request whose followers, in the words of its live hash, were all found dead.
+
+    Replies b"followed" or b"kept" if it is not to be cancelled, else as `cancel` does.
+    """
+    args = (request_id, keys.inbox(""), "cancelled", followers)
+    return FunctionCall("lapse", (keys.live(request_id),), args)
+
+
 def seize(keys: ModelKeys, request_id: str, error: str) -> FunctionCall:
     """Take a request from whoever has it, in order to end it with the error code.
 

@@ -94,7 +94,7 @@ def served(
         register_version(connection, version)
         tenant_id = create_tenant(connection, name).tenant_id
         _, key = create_key(connection, PEPPER, tenant_id, frozenset({"inference"}))
-    replica = ScriptedReplica(client, name, version.weights_digest)
+    replica = ScriptedReplica(client, database, name, version.weights_digest)
     replica.start()
     yield Served(version, tenant_id, key, database, client, replica)
     replica.stop()

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import redis
 from redis.exceptions import RedisError
+from sqlalchemy import Engine
 
+from control.metering.settlement import Settlement, settle
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.snapshot_store import report
 from control.streams.functions import Publication, assign, invoke, step
@@ -38,6 +40,7 @@ class Run:
     request: GenerationRequest
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
+    log_bytes: int = 0
     _serial: int = 0
     _offset: int = 0
 
@@ -105,10 +108,13 @@ def keep_silent_until_cancelled(run: Run) -> Iterator[GenerationDelta]:
 class ScriptedReplica:
     """Serves one model on threads of its own. `script` may be changed between requests."""
 
-    def __init__(self, client: redis.Redis, model: str, weights_digest: str) -> None:
+    def __init__(
+        self, client: redis.Redis, database: Engine, model: str, weights_digest: str
+    ) -> None:
         self.script: Script = hello
         self.runs: dict[str, Run] = {}
         self._client = client
+        self._database = database
         self._keys = ModelKeys(model)
         self._digest = weights_digest
         self._stop = threading.Event()
@@ -202,9 +208,18 @@ class ScriptedReplica:
                     yield entry_id.decode(), fields
 
     def _play(self, run: Run, attempt: int) -> None:
-        log_bytes = 0
         for delta in self.script(run):
-            publication = Publication.of(attempt, log_bytes, [delta])
-            invoke(self._client, step(self._keys, [publication]))
-            log_bytes += len(publication.frames)
+            self.publish(run, attempt, [delta])
         run.ended.set()
+
+    def publish(self, run: Run, attempt: int, deltas: list[GenerationDelta]) -> None:
+        """Say the deltas; an ending is settled first."""
+        usage = deltas[-1].usage
+        if usage is not None:
+            error = deltas[-1].error
+            settlement = Settlement(run.request.request_id, attempt, usage, error=error)
+            with self._database.begin() as connection:
+                settle(connection, [settlement])
+        publication = Publication.of(attempt, run.log_bytes, deltas)
+        run.log_bytes += len(publication.frames)
+        invoke(self._client, step(self._keys, [publication]))

@@ -249,7 +249,10 @@ def test_a_drain_ends_open_answers_with_a_word(
     assert refused.startswith(b"HTTP/1.1 503")
     assert b'"code":"server_restarting"' in refused
     for run in replica.runs.values():
-        assert run.cancelled.wait(WAIT_S)
+        # Kept for a while: its caller may come back, at another gateway.
+        kept = served.client.hmget(ModelKeys(served.model).live(run.request.request_id), "until")
+        assert kept[0] is not None
+        assert not run.cancelled.is_set()
 
 
 def test_a_drain_lets_answers_finish_in_time(

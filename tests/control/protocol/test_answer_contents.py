@@ -5,11 +5,10 @@ from collections.abc import Iterable
 import pytest
 
 from control.protocol.answer_contents import AnswerContents
+from control.protocol.answer_form import AnswerForm
 from control.protocol.responses import FinishedChoice
 from control.protocol.shown_fields import Details
 from engine.interface.generation_delta import FinishReason
-from engine.interface.generation_request import GenerationRequest, PriorityClass
-from engine.interface.sampling_params import SamplingParams
 from engine.interface.token_logprobs import TokenLogprob
 
 PROMPT = (1, 2, 3)
@@ -38,10 +37,13 @@ class Letters:
 def shown(
     details: Details, scores: tuple[TokenLogprob, ...] | None, prompt_texts: list[str] | None
 ) -> dict[str, object]:
-    request = GenerationRequest(
-        "r", (PROMPT,), SamplingParams(max_tokens=5), PriorityClass.INTERACTIVE, "scope", 0.0, 1.0
+    form = AnswerForm(
+        is_chat=prompt_texts is None,
+        details=details,
+        prompts=(PROMPT,),
+        prompt_texts=tuple(prompt_texts or ()),
     )
-    contents = AnswerContents(details, request, Letters(), prompt_texts)
+    contents = AnswerContents(form, Letters())
     cut = FinishedChoice(0, "", FinishReason.LENGTH, (), (), scores)
     if prompt_texts is None:
         return contents.members_of_all([cut])
