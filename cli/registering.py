@@ -7,11 +7,15 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from sqlalchemy import Connection
+
+from cli.administering import person
 from cli.served_model import find_model
 from cli.stores import failures_in_words
 from control.database.connection import connect
+from control.identity.audit import Change, record
 from control.registry.model_version import ModelVersion
-from control.registry.store import register_version
+from control.registry.store import load_registry, register_version
 
 
 def register_model(
@@ -30,7 +34,35 @@ def register_model(
     engine = connect(database_url, "register", pool_size=1)
     try:
         with failures_in_words(), engine.begin() as connection:
-            register_version(connection, version)
+            put_in_force(connection, version)
     finally:
         engine.dispose()
     return version
+
+
+def put_in_force(connection: Connection, version: ModelVersion) -> None:
+    """Register the version and, if that changed anything, write down who did it.
+
+    Raises Conflict if the version's name means other weights.
+    """
+    before = load_registry(connection)
+    register_version(connection, version)
+    if load_registry(connection) == before:
+        return
+    replaced = before.resolve(version.model)
+    change = Change(
+        "model.register",
+        version.pinned_name,
+        None,
+        None if replaced is None else _shown(replaced),
+        _shown(version),
+    )
+    record(connection, person(), change)
+
+
+def _shown(version: ModelVersion) -> dict[str, object]:
+    return {
+        "model": version.model,
+        "version": version.version,
+        "weights_digest": version.weights_digest,
+    }

@@ -19,6 +19,7 @@ from cli.listening_address import ListeningAddress
 from cli.processes import Fleet, process_specs
 from cli.progress import Progress
 from cli.ready_block import ready_block
+from cli.registering import put_in_force
 from cli.restart_policy import RestartPolicy
 from cli.runtime_folder import make_runtime_folder, remove_runtime_folder
 from cli.schema import bring_schema_up_to_date
@@ -37,7 +38,6 @@ from cli.supervisor import Supervisor, drain_on_signals
 from cli.system_user import database_user
 from control.database.connection import connect_async
 from control.registry.model_version import ModelVersion
-from control.registry.store import register_version
 from control.starting import check_redis
 
 
@@ -150,7 +150,7 @@ async def _register(servers: Servers, model: ModelVersion, options: ServeOptions
     try:
         with failures_in_words():
             async with engine.begin() as connection:
-                await connection.run_sync(register_version, model)
+                await connection.run_sync(put_in_force, model)
             async with engine.connect() as connection:
                 return await grant_demo_access(
                     connection,

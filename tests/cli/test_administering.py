@@ -3,6 +3,8 @@
 import os
 import pwd
 import socket
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from typer.testing import CliRunner, Result
 from cli.administering import confirm, seconds_of
 from cli.errors import CommandFailed
 from cli.main import app
-from control.database.connection import connect_async
+from cli.registering import put_in_force
+from control.database.connection import connect, connect_async
 from control.identity.keys import find_key, hash_key
+from control.registry.model_version import ModelVersion
 
 PEPPER = bytes(range(32))
 
@@ -145,6 +149,20 @@ def test_the_record_names_the_person_and_says_what_changed(command: Command) -> 
     assert command.try_to("audit", "list", "--after", "x").exit_code == 1
     (operator,) = command.table("admin", "tenant", "list")
     assert operator["role"] == "operator"
+
+
+def test_a_model_that_is_put_in_force_is_on_record_once(command: Command) -> None:
+    first = ModelVersion("m", "v1", "a" * 64, "/weights/v1", 256, 64, datetime.now(UTC), True)
+    second = replace(first, version="v2", weights_digest="b" * 64)
+    engine = connect(command.database_url, "test", pool_size=1)
+    for version in (first, first, second, second):
+        with engine.begin() as connection:
+            put_in_force(connection, version)
+    engine.dispose()
+    later, earlier = command.table("audit", "list", "--action", "model.register")
+    assert (earlier["object"], later["object"]) == ("m@v1", "m@v2")
+    assert 'version: "v1" -> "v2"' in later["change"]
+    assert "weights_digest: null" in earlier["change"]
 
 
 @pytest.mark.parametrize(
