@@ -70,6 +70,10 @@ class GatewaySettings(BaseSettings):
     keep_alive_s: int = Field(80, ge=75)
     trusted_proxies: str = ""
 
+    # api.main
+    test_build: bool = False
+    fault: str = ""
+
     @property
     def pepper(self) -> bytes:
         """The secret under which keys are hashed."""

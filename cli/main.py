@@ -155,6 +155,19 @@ def status(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     show_status(setting(DATABASE_URL, data_dir), setting(REDIS_URL, data_dir))
 
 
+@app.command()
+def faults() -> None:
+    """Where a process of a test build can be made to die, by HEADRACE_FAULT=NAME or NAME:N.
+
+    N is the how manieth time the place is reached. `make test-faults` goes through all of them.
+    """
+    from cli.table import print_table
+    from control.faults import FAULT_POINTS
+
+    rows = [(name, point.process, point.meaning) for name, point in FAULT_POINTS.items()]
+    print_table(("point", "process", "when it dies"), rows)
+
+
 @weights.command()
 def fetch(
     data_dir: DataDir = DEFAULT_DATA_DIR,

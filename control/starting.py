@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from control.database.failure import in_words
+from control.faults import UnknownFault
 from control.streams.connection import UnsafeServer, check_server, connect
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -29,7 +30,7 @@ def refusing_to_start(process: str) -> Iterator[None]:
     """Around a process's first steps: say in words why it does not start, and exit with 1."""
     try:
         yield
-    except (BadSettings, UnsafeServer) as error:
+    except (BadSettings, UnknownFault, UnsafeServer) as error:
         reason = str(error)
     except SQLAlchemyError as error:
         reason = f"The database at DATABASE_URL cannot be asked: {in_words(error)}"

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.batches.doorbell import Doorbell, ring_due_batches
 from control.database.connection import connect as connect_database
+from control.faults import arm
 from control.starting import check_redis, read_settings, refusing_to_start
 from workers.batch_app import build_app
 from workers.batch_drain import DrainPipe
@@ -29,6 +30,7 @@ def main() -> None:
     remap_sigterm()
     with refusing_to_start("batch worker"):
         settings = read_settings(BatchWorkerSettings)
+        arm(settings.headrace_fault, is_test_build=settings.headrace_test_build)
         check_redis(settings.redis_url)
     drain = DrainPipe(settings.headrace_batch_drain_s)
     process = BatchProcess(settings, drain)

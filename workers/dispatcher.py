@@ -21,6 +21,7 @@ from control.database.connection import connect as connect_database
 from control.fairness.class_order import ClassOrder
 from control.fairness.fair_queue import FairQueue
 from control.fairness.virtual_time import Rates, VirtualTime
+from control.faults import arm, fault_point
 from control.metering.ending import end_request
 from control.registry.store import load_registry
 from control.routing.placement import (
@@ -217,6 +218,7 @@ class Dispatcher:
         service = expected_service(entry, self._snapshots[placement.replica_id], RATES)
         charge = self._waiting.charge_for(entry.request_id, service)
         call = assign(self._keys, self._token, entry, placement.replica_id, charge)
+        fault_point("dispatch.before_assign")
         reply = invoke(self._client, call)
         if reply[0] == b"not_leader":
             self._is_leading = False
@@ -226,6 +228,7 @@ class Dispatcher:
         if reply[0] != b"assigned":
             self._waiting.discard(entry.request_id)
         else:
+            fault_point("dispatch.after_assign")
             self._waiting.take(entry.request_id, charge)
             orders = self._orders.setdefault(placement.replica_id, [])
             orders.append((_order(reply[2].decode()), entry))
@@ -254,6 +257,7 @@ def main() -> None:
     stop = stop_event()
     with refusing_to_start("dispatcher"):
         settings = read_settings(DispatcherSettings)
+        arm(settings.headrace_fault, is_test_build=settings.headrace_test_build)
         check_redis(settings.redis_url)
     client = connect(settings.redis_url)
     database = connect_database(settings.database_url, "dispatcher")

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from control.faults import fault_point
 from control.metering.settlement import (
     FIRST_ATTEMPT,
     Claim,
@@ -131,6 +132,7 @@ class Inbox:
                 self._begin(message)
 
     def _begin(self, assignment: Assignment) -> None:
+        fault_point("inbox.before_begin")
         if assignment.weights_digest != self._identity.weights_digest:
             log.error("request %s is for other weights", assignment.request_id)
             self._hand_back(assignment, failures=1)
@@ -146,6 +148,7 @@ class Inbox:
                 self._publish_ending(assignment, delivered, ending or UNKNOWN_ENDING)
             if claim is not Claim.OURS:
                 return
+            fault_point("inbox.after_fence")
         delivery = Delivery(
             assignment,
             self._tokenizer,

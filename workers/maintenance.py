@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.batches.doorbell import Doorbell, ring_due_batches
 from control.database.connection import connect as connect_database
+from control.faults import arm
 from control.metering.expiry import Expiry
 from control.starting import check_redis, read_settings, refusing_to_start
 from control.streams.connection import connect
@@ -32,11 +33,12 @@ def main() -> None:
     stop = stop_event()
     with refusing_to_start("maintenance process"):
         settings = read_settings(MaintenanceSettings)
+        arm(settings.headrace_fault, is_test_build=settings.headrace_test_build)
         check_redis(settings.redis_url)
     client = connect(settings.redis_url)
     database = connect_database(settings.database_url, "maintenance", pool_size=2)
     doorbell = Doorbell(settings.celery_broker_url)
-    expiry = Expiry()
+    expiry = Expiry(settings.headrace_expire_after_s)
     duties: dict[str, Callable[[Connection], object]] = {
         "partitions": ensure_partitions,
         "expiry": lambda connection: expiry.expire(connection, client),

@@ -13,6 +13,7 @@ from collections import deque
 import redis
 from redis.exceptions import RedisError
 
+from control.faults import fault_point
 from control.streams.functions import Publication, invoke, step
 from control.streams.keys import ModelKeys
 from engine.interface.generation_delta import GenerationDelta
@@ -110,7 +111,9 @@ class Publisher:
         if not publications:
             return
         call = step(self._keys, publications)
+        fault_point("publish.before_step")
         replies = retry_until_done(lambda: invoke(self._client, call), RedisError)
+        fault_point("publish.after_step")
         for publication, reply in zip(publications, replies, strict=True):
             if reply != b"ok":
                 self._obey(publication, touched[publication.request_id], reply)

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine as Database
 
 from control.database.connection import connect as connect_database
+from control.faults import arm
 from control.registry.model_version import ModelVersion
 from control.registry.store import load_registry
 from control.routing.replica_snapshot import ReplicaSnapshot
@@ -174,6 +175,7 @@ def main() -> None:
     stop = stop_event()
     with refusing_to_start("replica"):
         settings = read_settings(ReplicaSettings)
+        arm(settings.headrace_fault, is_test_build=settings.headrace_test_build)
         check_redis(settings.redis_url)
         database = connect_database(settings.database_url, "replica")
         version = _version_to_serve(database, settings.headrace_model)

@@ -24,6 +24,9 @@ class StoreSettings(BaseSettings):
 
     database_url: DatabaseUrl
     redis_url: RedisUrl
+    headrace_test_build: bool = False
+    headrace_fault: str = ""
+    """Where the process dies (test builds; `headrace faults` lists the places)."""
 
 
 class ReplicaSettings(StoreSettings):
@@ -47,7 +50,6 @@ class ReplicaSettings(StoreSettings):
     headrace_drain_s: float = Field(default=5.0, ge=0)
     headrace_scripted_delay_ms: float = Field(default=0.0, ge=0)
     """How long a step of the scripted model takes (test builds)."""
-    headrace_test_build: bool = False
 
 
 class DispatcherSettings(StoreSettings):
@@ -59,3 +61,5 @@ class MaintenanceSettings(StoreSettings):
 
     celery_broker_url: BrokerUrl
     headrace_data_dir: Path
+    headrace_expire_after_s: float = Field(default=60.0, ge=1)
+    """How long Redis must not have known a held request before it ends (Expiry)."""

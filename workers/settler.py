@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
+from control.faults import fault_point
 from control.metering.settlement import Settlement, read_ending, settle
 from control.streams.functions import Publication, invoke, step
 from control.streams.keys import ModelKeys
@@ -104,6 +105,7 @@ class Settler:
     def _settle(self, settlements: list[Settlement]) -> dict[str, Settlement]:
         with self._database.begin() as connection:
             closed = settle(connection, settlements)
+            fault_point("settle.before_commit")
             endings = {s.request_id: s for s in settlements if s.request_id in closed}
             for settlement in settlements:
                 if settlement.request_id in closed:
@@ -116,6 +118,7 @@ class Settler:
                         stored.usage,
                         error=stored.error,
                     )
+        fault_point("settle.after_commit")
         return endings
 
     def _publish(self, publications: list[Publication]) -> None:
@@ -123,3 +126,4 @@ class Settler:
             retry_until_done(
                 lambda: invoke(self._client, step(self._keys, publications)), RedisError
             )
+            fault_point("settle.after_ending")

@@ -15,6 +15,7 @@ import redis
 from sqlalchemy import Engine
 
 from control.admission.bucket import renew
+from control.faults import fault_point
 from control.metering.ending import end_request
 from control.routing.snapshot_store import read_snapshots, retire
 from control.streams.follower import RENEW_S
@@ -110,6 +111,7 @@ class Sweep:
         if request.failures >= MAX_FAILURES:
             self._end(request, "replica_lost")
             return
+        fault_point("sweep.before_requeue")
         call = requeue(self._keys, self._token, request.request_id, request.replica_id, 1)
         reply = invoke(self._client, call)
         if reply == b"cancelled":

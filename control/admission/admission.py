@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from control.admission.reservation import Reservation, give_back, hold
 from control.errors import Overloaded, StoreUnavailable
+from control.faults import fault_point
 from control.streams.functions import enqueue, invoke_async
 from control.streams.keys import ModelKeys
 from control.streams.messages import QueueEntry
@@ -41,6 +42,7 @@ class Admission:
         when a store is away. The request id must be new: one that was accepted before is
         followed, not accepted again.
         """
+        fault_point("admission.before_hold")
         try:
             await self._hold(reservation)
         except (SQLAlchemyError, OSError) as error:
@@ -48,6 +50,7 @@ class Admission:
                 "The ledger does not answer, so nothing is accepted. Try again shortly.",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
+        fault_point("admission.after_hold")
         try:
             reply = await self._enqueue(reservation, request)
         except (RedisError, OSError) as error:
@@ -55,6 +58,7 @@ class Admission:
             raise StoreUnavailable(
                 "The queue does not answer. Try again shortly.", retry_after_ms=RETRY_AFTER_MS
             ) from error
+        fault_point("admission.after_enqueue")
         refusal = self._refusal(reply, reservation.model)
         if refusal is not None:
             async with self._database.begin() as connection:

@@ -10,6 +10,7 @@ from typing import cast
 import redis
 from sqlalchemy import Connection, Engine
 
+from control.faults import fault_point
 from control.metering.settlement import (
     Claim,
     Settlement,
@@ -36,6 +37,7 @@ def end_request(
         reply = invoke(client, seize(keys, request_id, error))
         if reply[0] != b"seized":
             return False
+        fault_point("end.after_seize")
         attempt, request = int(reply[1]), unpack_request(reply[2])
         log = cast("bytes", client.get(keys.log(request_id)) or b"")
         delivered = list(unpack_frames(log))
@@ -46,6 +48,7 @@ def end_request(
         # Overtaken: Redis has lost moves that PostgreSQL has seen. Each seizure raises the attempt.
         if claim is not Claim.OVERTAKEN:
             break
+    fault_point("end.after_commit")
     last = GenerationDelta(
         request_id=request_id,
         choice=0,

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import redis
 from sqlalchemy import Connection, text
 
+from control.faults import fault_point
 from control.metering.settlement import Settlement, settle
 from control.streams.keys import ModelKeys
 from engine.interface.generation_delta import Usage
@@ -64,7 +65,11 @@ class Expiry:
             for request_id, since in self._unknown_since.items()
             if now - since >= self._unknown_for_s
         ]
-        return len(settle(connection, settlements)) if settlements else 0
+        if not settlements:
+            return 0
+        num_ended = len(settle(connection, settlements))
+        fault_point("expire.before_commit")
+        return num_ended
 
     def _held_pages(self, connection: Connection) -> Iterator[list[tuple[str, str, int]]]:
         last = {"created_at": datetime(1970, 1, 1, tzinfo=UTC), "request_id": ""}
