@@ -5,12 +5,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from control.identity.administration import MAX_ROTATION_GRACE_S
-from control.identity.keys import MAX_RESUME_GRACE_S
+from control.identity.keys import MAX_LIFE_S, MAX_RESUME_GRACE_S
 from control.identity.quotas import Limits
 from control.identity.tenants import MAX_NAME
 from control.protocol.strict_model import StrictModel, invalid
 
-MAX_LIFE_S = 10 * 366 * 86_400
 MAX_AT_ONCE = 2**31 - 1
 MAX_TOKENS = 2**53
 

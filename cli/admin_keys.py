@@ -12,6 +12,7 @@ from cli.administering import (
     TenantArgument,
     Yes,
     administration,
+    check_text,
     confirm,
     every_page,
     named_tenant,
@@ -32,6 +33,7 @@ from control.identity.keys import (
     get_key,
     list_keys,
 )
+from control.identity.tenants import MAX_NAME
 
 _COLUMNS = (
     "key",
@@ -78,6 +80,7 @@ def key_create(
     scopes = frozenset(scope)
     if unknown := sorted(scopes.difference(SCOPES)):
         raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(SCOPES)}.")
+    check_text("name", name, 0, MAX_NAME)
     pepper = pepper_bytes(setting(KEY_PEPPER, data_dir))
     with administration(data_dir) as (connection, acts):
         wish = KeyWish(scopes, name, acts.moment_in(seconds_of(expires_in)), resume_grace)
@@ -123,16 +126,17 @@ def key_rotate(
 @key.command("revoke")
 def key_revoke(key_id: KeyArgument, data_dir: DataDir = DEFAULT_DATA_DIR, yes: Yes = False) -> None:
     """Refuse a key from now on (gateways follow within seconds)."""
-    with administration(data_dir) as (connection, acts):
+    with administration(data_dir) as (connection, _):
         try:
             found = get_key(connection, key_id)
         except NotFound:
             raise CommandFailed(
                 f"There is no key {key_id}. `headrace admin key list` shows them all."
             ) from None
-        if found.revoked_at is None:
-            name = f" ({found.name})" if found.name else ""
-            confirm(f"Refuse {key_id}{name} of {found.tenant_id} for ever?", yes)
+    if found.revoked_at is None:
+        name = f" ({found.name})" if found.name else ""
+        confirm(f"Refuse {key_id}{name} of {found.tenant_id} for ever?", yes)
+    with administration(data_dir) as (_, acts):
         acts.revoke_key(key_id)
     typer.echo(f"{key_id} is revoked.")
 

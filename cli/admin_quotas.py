@@ -72,8 +72,9 @@ def quota_remove(
     yes: Yes = False,
 ) -> None:
     """Lift a tenant's limits for a model."""
-    with administration(data_dir) as (connection, acts):
+    with administration(data_dir) as (connection, _):
         owner = named_tenant(connection, tenant)
-        confirm(f"Lift every limit of {owner.name} for {model}?", yes)
+    confirm(f"Lift every limit of {owner.name} for {model}?", yes)
+    with administration(data_dir) as (_, acts):
         acts.remove_quota(owner.tenant_id, model)
     typer.echo(f"The quota of {tenant} for {model} is lifted.")

@@ -4,9 +4,16 @@ from typing import Annotated
 
 import typer
 
-from cli.administering import TenantArgument, Yes, administration, confirm, every_page, named_tenant
+from cli.administering import (
+    TenantArgument,
+    Yes,
+    administration,
+    check_text,
+    confirm,
+    every_page,
+    named_tenant,
+)
 from cli.data_dir import DEFAULT_DATA_DIR, DataDir
-from cli.errors import CommandFailed
 from cli.table import print_table
 from control.identity.tenants import MAX_NAME, list_tenants
 
@@ -22,7 +29,7 @@ def tenant_create(
     ] = False,
 ) -> None:
     """Add a tenant; prints its id."""
-    check_name(name)
+    check_text("name", name, 1, MAX_NAME)
     with administration(data_dir) as (_, acts):
         created = acts.add_tenant(name, is_operator=operator)
     typer.echo(created.tenant_id)
@@ -53,7 +60,7 @@ def tenant_rename(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Give a tenant another name; its id stays."""
-    check_name(name)
+    check_text("name", name, 1, MAX_NAME)
     with administration(data_dir) as (connection, acts):
         renamed = acts.rename_tenant(named_tenant(connection, tenant).tenant_id, name)
     typer.echo(f"{renamed.tenant_id} is {renamed.name}.")
@@ -64,9 +71,10 @@ def tenant_suspend(
     tenant: TenantArgument, data_dir: DataDir = DEFAULT_DATA_DIR, yes: Yes = False
 ) -> None:
     """Refuse all keys of a tenant within seconds, until it is resumed."""
-    with administration(data_dir) as (connection, acts):
+    with administration(data_dir) as (connection, _):
         found = named_tenant(connection, tenant)
-        confirm(f"Refuse every key of {found.name} ({found.tenant_id})?", yes)
+    confirm(f"Refuse every key of {found.name} ({found.tenant_id})?", yes)
+    with administration(data_dir) as (_, acts):
         acts.suspend_tenant(found.tenant_id)
     typer.echo(f"{found.tenant_id} is suspended.")
 
@@ -77,9 +85,3 @@ def tenant_resume(tenant: TenantArgument, data_dir: DataDir = DEFAULT_DATA_DIR) 
     with administration(data_dir) as (connection, acts):
         resumed = acts.resume_tenant(named_tenant(connection, tenant).tenant_id)
     typer.echo(f"{resumed.tenant_id} is served.")
-
-
-def check_name(name: str) -> None:
-    """Raise CommandFailed for what cannot be a name."""
-    if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        raise CommandFailed(f"A name has 1 to {MAX_NAME} printable characters.")

@@ -24,6 +24,7 @@ from control.database.connection import connect
 from control.errors import NotFound
 from control.identity.administration import Administration
 from control.identity.authority import Administrator
+from control.identity.keys import MAX_LIFE_S
 from control.identity.page import MAX_LIMIT, Page
 from control.identity.tenants import Tenant, find_tenant, find_tenant_by_name
 
@@ -63,7 +64,8 @@ def named_tenant(connection: Connection, wish: str) -> Tenant:
     try:
         return find_tenant(connection, wish)
     except NotFound:
-        found = find_tenant_by_name(connection, wish)
+        # What an argument's bytes do not spell as text, PostgreSQL would not take.
+        found = find_tenant_by_name(connection, wish) if is_text(wish) else None
     if found is None:
         raise CommandFailed(
             f"There is no tenant {wish!r}. `headrace admin tenant list` shows them all, "
@@ -81,8 +83,22 @@ def every_page(read: Callable[[Page], tuple[list[T], bool]], id_of: Callable[[T]
     return found
 
 
+def check_text(what: str, value: str, least: int, most: int) -> None:
+    """Raise CommandFailed for what cannot be a name or the like."""
+    if not least <= len(value) <= most or not value.isprintable():
+        raise CommandFailed(f"The {what} must have {least} to {most} printable characters.")
+
+
+def is_text(value: str) -> bool:
+    """False of an argument whose bytes are no UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def confirm(question: str, is_certain: bool) -> None:
-    """Ask a person before what cannot be taken back. Raises CommandFailed without a yes."""
+    """Ask a person before what cannot be taken back. Raises CommandFailed without a yes.
+
+    Never within a transaction: people think for longer than a session may idle in one.
+    """
     if is_certain:
         return
     if not sys.stdin.isatty():
@@ -98,6 +114,9 @@ def seconds_of(duration: str | None) -> int | None:
     if duration == "0":
         return 0
     match = _DURATION.fullmatch(duration)
-    if match is None:
-        raise typer.BadParameter(f"{duration!r} is no time such as 90d, 12h, 30m or 45s.")
-    return int(match[1]) * _UNITS_S[match[2]]
+    seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
+    if not 0 < seconds <= MAX_LIFE_S:
+        raise typer.BadParameter(
+            f"{duration!r} is no time such as 90d, 12h, 30m or 45s, of at most ten years."
+        )
+    return seconds

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from cli.administering import TENANT_HELP, administration, named_tenant
+from cli.administering import TENANT_HELP, administration, check_text, named_tenant
 from cli.data_dir import DEFAULT_DATA_DIR, DataDir
 from cli.table import print_table
 from control.identity.audit import AuditFilter, AuditRecord, list_audit
 from control.identity.page import MAX_LIMIT, Page
+from control.identity.tenants import MAX_NAME
 
 audit = typer.Typer(help="What administrators did.", no_args_is_help=True)
 
@@ -32,6 +33,8 @@ def audit_list(  # noqa: PLR0913, PLR0917 - each is an option of the command
     after: Annotated[str | None, typer.Option(help="Go on after this record.")] = None,
 ) -> None:
     """The newest records first."""
+    for name, value in (("action", action), ("actor", actor), ("object", object_id)):
+        check_text(name, value or "", 0, MAX_NAME)
     with administration(data_dir) as (connection, _):
         owner = None if tenant is None else named_tenant(connection, tenant).tenant_id
         only = AuditFilter(owner, action, actor, object_id)

@@ -26,6 +26,7 @@ SCOPES = ("inference", "batch", "usage", "admin")
 MAX_KEY_LENGTH = 128
 MIN_PEPPER_BYTES = 32
 MAX_RESUME_GRACE_S = 60
+MAX_LIFE_S = 10 * 366 * 86_400
 SHOWN_LENGTH = 7
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{24}")
