@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api.answer import answer_in, head_of
 from api.authentication import Caller
+from api.breakage import Breakage
 from api.callers import InferenceCaller
 from api.entrance import KnownRequest
 from api.event_labels import EventLabels
@@ -69,7 +70,8 @@ async def stream(
     labels = EventLabels(head.completion_id, after)
     answer = answer_in(form, head, text, gateway, accepted.prompt_tokens, labels)
     entrance = KnownRequest(gateway, caller.tenant_id, accepted, after)
-    return GenerationResponse(gateway, entrance, answer, grace_s)
+    breakage = Breakage(gateway.database, accepted.request_id, caller.key_id)
+    return GenerationResponse(gateway, entrance, answer, breakage, grace_s)
 
 
 @router.post("/v1/chat/completions/{completion_id}/cancel")

@@ -15,12 +15,14 @@ from starlette.responses import Response
 from api.body import read_json_body
 from api.callers import BatchCaller
 from api.gateway import Gateway, gateway_of
+from api.repetition import answer_once, claim_of
 from api.stored import transaction
-from api.unserved import refuse_idempotency_key
-from control.batches.batch import Batch, mint_batch_id
+from control.admission.idempotency import answered_once
+from control.batches.batch import mint_batch_id
 from control.batches.batch_request import BatchRequest
 from control.batches.store import NewBatch, cancel_batch, create_batch, find_batch, list_batches
 from control.identity.request_id import NUM_RANDOM_BITS
+from control.protocol.canonical_body import body_hash
 from control.protocol.json_body import parse_object
 from control.protocol.responses import to_json
 
@@ -31,9 +33,9 @@ router = APIRouter()
 async def create(request: Request, caller: BatchCaller) -> Response:
     """Start a batch on an uploaded file."""
     gateway = gateway_of(request)
-    refuse_idempotency_key(request)
-    body = await read_json_body(request, gateway.max_body_bytes)
-    fields = BatchRequest.parse(parse_object(body))
+    body = parse_object(await read_json_body(request, gateway.max_body_bytes))
+    fields = BatchRequest.parse(body)
+    claim = claim_of(request, caller.tenant_id, body_hash(body))
     new = NewBatch(
         batch_id=mint_batch_id(gateway.clock.now(), secrets.randbits(NUM_RANDOM_BITS)),
         tenant_id=caller.tenant_id,
@@ -44,9 +46,14 @@ async def create(request: Request, caller: BatchCaller) -> Response:
         metadata=fields.metadata or {},
     )
     async with transaction(gateway.database) as connection:
-        batch = await create_batch(connection, new)
-    _ring(gateway, batch)
-    return _json(batch.as_object())
+
+        async def act() -> bytes:
+            return to_json((await create_batch(connection, new)).as_object())
+
+        answer, is_replayed = await answered_once(connection, claim, new.batch_id, act)
+    if not is_replayed:
+        _ring(gateway, new.batch_id)
+    return answer_once(answer, is_replayed=is_replayed)
 
 
 @router.get("/v1/batches")
@@ -82,16 +89,23 @@ async def show(request: Request, batch_id: str, caller: BatchCaller) -> Response
 async def cancel(request: Request, batch_id: str, caller: BatchCaller) -> Response:
     """Stop a batch; what ended before is kept and given out."""
     gateway = gateway_of(request)
+    claim = claim_of(request, caller.tenant_id, body_hash({}))
     async with transaction(gateway.database) as connection:
-        batch = await cancel_batch(connection, caller.tenant_id, batch_id)
-    _ring(gateway, batch)
-    return _json(batch.as_object())
+
+        async def act() -> bytes:
+            batch = await cancel_batch(connection, caller.tenant_id, batch_id)
+            return to_json(batch.as_object())
+
+        answer, is_replayed = await answered_once(connection, claim, batch_id, act)
+    if not is_replayed:
+        _ring(gateway, batch_id)
+    return answer_once(answer, is_replayed=is_replayed)
 
 
-def _ring(gateway: Gateway, batch: Batch) -> None:
+def _ring(gateway: Gateway, batch_id: str) -> None:
     """Ring in the background: the batch is accepted whether a worker hears of it now or not."""
     if gateway.doorbell is not None:
-        gateway.start(_ring_off_loop(gateway.doorbell.ring, batch.batch_id))
+        gateway.start(_ring_off_loop(gateway.doorbell.ring, batch_id))
 
 
 async def _ring_off_loop(ring: Callable[[str], bool], batch_id: str) -> None:

@@ -14,7 +14,7 @@ from api.gateway import Gateway
 from api.stored import transaction
 from control.admission.accepted import Accepted, read_accepted
 from control.admission.reservation import Reservation
-from control.errors import RequestLost, StoreUnavailable, StreamExpired
+from control.errors import KeyMoved, RequestLost, StoreUnavailable, StreamExpired
 from control.metering.stored_deltas import read_stored_deltas
 from control.streams.follower import Subscription
 from engine.interface.errors import InvalidRequest
@@ -28,6 +28,10 @@ NUM_LOOKS = 40
 RETRY_AFTER_MS = 1000
 
 
+class NeverQueued(RequestLost):
+    """The request was accepted, and whoever accepted it died before it was queued."""
+
+
 class Entrance(Protocol):
     """Where the words of one answer come from."""
 
@@ -38,6 +42,10 @@ class Entrance(Protocol):
     @property
     def request_id(self) -> str:
         """The request that they answer."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the request was accepted before."""
 
     @property
     def is_following(self) -> bool:
@@ -66,14 +74,22 @@ class NewRequest:
         return self.request.request_id
 
     @property
+    def is_known(self) -> bool:
+        """It is accepted now."""
+        return False
+
+    @property
     def is_following(self) -> bool:
         """A request is queued with its first follower's name."""
         return True
 
     async def enter(self, subscription: Subscription) -> None:
-        """Accept the request, or refuse it and leave nothing."""
-        del subscription
-        await self.gateway.admission.accept(self.reservation, self.request)
+        """Accept the request, or refuse it and leave nothing.
+
+        One that somebody else queued meanwhile, under the same id, is followed.
+        """
+        if not await self.gateway.admission.accept(self.reservation, self.request):
+            await self.gateway.follower.attach(subscription)
 
 
 @dataclass(slots=True)
@@ -101,11 +117,17 @@ class KnownRequest:
         """Its id."""
         return self.accepted.request_id
 
+    @property
+    def is_known(self) -> bool:
+        """It is."""
+        return True
+
     async def enter(self, subscription: Subscription) -> None:
         """Follow the request, or tell again what it said.
 
         Raises StreamExpired if nobody has that any more, InvalidRequest if the reader claims to
-        have more than was said, RequestLost if it was never heard of in Redis.
+        have more than was said, NeverQueued if Redis does not know it, and KeyMoved if it was given
+        back.
         """
         try:
             await self._check_head()
@@ -124,7 +146,7 @@ class KnownRequest:
                 "The stream's log does not answer. Try again shortly.",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
-        raise RequestLost(
+        raise NeverQueued(
             "The request was accepted and is not to be found.", retry_after_ms=RETRY_AFTER_MS
         )
 
@@ -146,7 +168,7 @@ class KnownRequest:
         async with transaction(self.gateway.database) as connection:
             accepted = await read_accepted(connection, self.tenant_id, self.request_id)
         if accepted is None:
-            raise RequestLost("The request was given back.", retry_after_ms=RETRY_AFTER_MS)
+            raise KeyMoved("The request was given back.", retry_after_ms=RETRY_AFTER_MS)
         return accepted
 
     async def _recall(self, accepted: Accepted, subscription: Subscription) -> None:

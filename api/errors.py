@@ -15,7 +15,7 @@ from starlette.responses import Response
 from api.gateway import gateway_of
 from control.errors import Conflict, DeadlineExceeded, ReservationTooLarge, ServiceError
 from control.protocol.error_object import CALLER, ErrorFace, face_of
-from control.protocol.responses import to_json
+from control.protocol.responses import to_json, usage_object
 from engine.interface.errors import InvalidRequest
 
 DEFAULT_RETRY_AFTER_MS = 1000
@@ -39,11 +39,16 @@ def install_error_handlers(app: FastAPI) -> None:
 def error_response(face: ErrorFace, headers: Mapping[str, str] | None = None) -> Response:
     """The response that tells the error."""
     return Response(
-        to_json(face.body),
+        to_json({**face.body, **_usage_of(face)}),
         face.status,
         headers={**_retry_headers(face), **(headers or {})},
         media_type="application/json",
     )
+
+
+def _usage_of(face: ErrorFace) -> dict[str, object]:
+    """What a request used that ended so."""
+    return {} if face.usage is None else {"x_usage": usage_object(face.usage)}
 
 
 def _retry_headers(face: ErrorFace) -> dict[str, str]:
@@ -58,10 +63,16 @@ def _retry_headers(face: ErrorFace) -> dict[str, str]:
     return headers
 
 
-async def _tell(_: Request, error: Exception) -> Response:
+def told(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    """The response that tells the error, and these headers."""
     # SDKs repeat every 409, 429 and 504 by themselves; these would only end the same way.
     is_final = isinstance(error, Conflict | DeadlineExceeded | ReservationTooLarge)
-    return error_response(face_of(error), {"x-should-retry": "false"} if is_final else None)
+    final = {"x-should-retry": "false"} if is_final else {}
+    return error_response(face_of(error), {**final, **(headers or {})})
+
+
+async def _tell(_: Request, error: Exception) -> Response:
+    return told(error)
 
 
 async def _tell_router_error(request: Request, error: Exception) -> Response:

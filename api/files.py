@@ -6,7 +6,8 @@ out wrong they are deleted again. What the caller calls the file is kept as text
 
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -15,9 +16,10 @@ from starlette.responses import Response, StreamingResponse
 from api.body import check_declared_length, check_media_type
 from api.callers import BatchCaller
 from api.gateway import Gateway, gateway_of
+from api.repetition import answer_once, claim_of, idempotency_key
 from api.stored import transaction
-from api.unserved import refuse_idempotency_key
 from api.upload import MAX_FRAME_BYTES, Upload
+from control.admission.idempotency import answered_once
 from control.files.files import (
     DEFAULT_LIFE_S,
     MAX_FILE_BYTES,
@@ -34,6 +36,7 @@ from control.files.files import (
 )
 from control.files.store import ObjectNotFound
 from control.identity.request_id import NUM_RANDOM_BITS
+from control.protocol.canonical_body import body_hash
 from control.protocol.responses import to_json
 from control.protocol.strict_model import UNSUPPORTED
 from engine.interface.errors import InvalidRequest
@@ -49,22 +52,29 @@ router = APIRouter()
 async def upload_file(request: Request, caller: BatchCaller) -> Response:
     """Store a file for a batch to read."""
     gateway = gateway_of(request)
-    refuse_idempotency_key(request)
+    idempotency_key(request)  # A bad one is refused before a byte is read.
     check_media_type(request, "multipart/form-data")
     check_declared_length(request, MAX_FILE_BYTES + MAX_FRAME_BYTES)
     file_id = mint_file_id(gateway.clock.now(), secrets.randbits(NUM_RANDOM_BITS))
     upload = Upload(request, MAX_FILE_BYTES)
-    num_bytes = await gateway.files.write(file_id, upload.file_chunks())
+    digest = sha256()
+    num_bytes = await gateway.files.write(file_id, _hashed(upload.file_chunks(), digest.update))
     is_kept = False
     try:
         file = _new_file(upload, file_id, caller.tenant_id, num_bytes)
+        fields = {**upload.fields, "filename": file.filename, "sha256": digest.hexdigest()}
+        claim = claim_of(request, caller.tenant_id, body_hash(fields))
         async with transaction(gateway.database) as connection:
-            stored = await insert_file(connection, file)
-        is_kept = True
+
+            async def act() -> bytes:
+                return to_json((await insert_file(connection, file)).as_object())
+
+            answer, is_replayed = await answered_once(connection, claim, file_id, act)
+        is_kept = not is_replayed
     finally:
         if not is_kept:
             await gateway.files.delete(file_id)
-    return _json(stored.as_object())
+    return answer_once(answer, is_replayed=is_replayed)
 
 
 @router.get("/v1/files")
@@ -145,6 +155,15 @@ def parse_range(header: str | None, num_bytes: int) -> tuple[int, int] | None:
     start = int(first)
     end = num_bytes if not last else min(int(last) + 1, num_bytes)
     return None if last and int(last) < start else (start, end)
+
+
+async def _hashed(
+    chunks: AsyncIterator[bytes], update: Callable[[bytes], None]
+) -> AsyncIterator[bytes]:
+    """The chunks, each shown to `update` on its way."""
+    async for chunk in chunks:
+        update(chunk)
+        yield chunk
 
 
 def _new_file(upload: Upload, file_id: str, tenant_id: str, num_bytes: int) -> NewFile:

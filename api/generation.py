@@ -9,13 +9,14 @@ gateway that died. No database connection is held while an answer is sent.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 from redis.exceptions import RedisError
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from api.answer import Answer
+from api.breakage import Breakage
 from api.entrance import Entrance, entered
 from api.gateway import Gateway
 from control.errors import Restarting, ServiceError
@@ -26,25 +27,50 @@ RESTART_RETRY_MS = 1000
 NUM_LEAVE_TRIES = 5
 LEAVE_RETRY_S = 0.5
 
+Header = tuple[bytes, bytes]
+
 _log = logging.getLogger("headrace.gateway")
 
 
 class GenerationResponse(Response):
-    """Tells an answer. After a hang-up its request lives on for `grace_s`."""
+    """Tells an answer. After a hang-up its request lives on for `grace_s`.
+
+    `breakage` notes what becomes of a request that nobody was told; `headers` are told, too.
+    """
 
     def __init__(
-        self, gateway: Gateway, entrance: Entrance, answer: Answer, grace_s: int = 0
+        self,
+        gateway: Gateway,
+        entrance: Entrance,
+        answer: Answer,
+        breakage: Breakage,
+        grace_s: int = 0,
+        headers: Sequence[Header] = (),
     ) -> None:
         super().__init__()
         self._gateway = gateway
         self._entrance = entrance
         self._answer = answer
+        self._breakage = breakage
         self._grace_s = grace_s
+        self._more_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve until the end, or until the caller hangs up."""
         del scope
-        await _unless_disconnected(receive, self._serve(send))
+        await _unless_disconnected(receive, self._serve(self._sender(send)))
+
+    def _sender(self, send: Send) -> Send:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # A caller who has left by now is not told, and what it was not told is noted.
+                await asyncio.sleep(0)
+                message["headers"] = [*message["headers"], *self._more_headers]
+                if self._entrance.is_known:
+                    self._gateway.start(self._breakage.note_heard())
+            await send(message)
+
+        return send_with_headers
 
     async def _serve(self, send: Send) -> None:
         model, request_id = self._entrance.model, self._entrance.request_id
@@ -56,9 +82,10 @@ class GenerationResponse(Response):
                     await self._answer.run(subscription, send)
             except asyncio.CancelledError:
                 if not self._gateway.drain.is_over:
-                    self._leave(entering, self._grace_s)
+                    self._leave(entering, self._grace_s, is_broken=True)
                     raise
-                self._leave(entering, max(self._grace_s, ORPHAN_GRACE_S))
+                grace_s = max(self._grace_s, ORPHAN_GRACE_S)
+                self._leave(entering, grace_s, is_broken=True)
                 _uncancel()
                 message = "This gateway is restarting. Repeat the request, or resume its stream."
                 restarting = Restarting(message, retry_after_ms=RESTART_RETRY_MS)
@@ -70,11 +97,16 @@ class GenerationResponse(Response):
                 self._leave(entering, self._grace_s)
                 raise
 
-    def _leave(self, entering: "asyncio.Task[None]", grace_s: int) -> None:
+    def _leave(
+        self, entering: "asyncio.Task[None]", grace_s: int, *, is_broken: bool = False
+    ) -> None:
         """Leave the request, in the background: the caller need not wait, or is gone."""
-        self._gateway.start(self._leave_surely(entering, grace_s))
+        is_unheard = is_broken and not self._answer.is_started
+        self._gateway.start(self._leave_surely(entering, grace_s, is_unheard=is_unheard))
 
-    async def _leave_surely(self, entering: "asyncio.Task[None]", grace_s: int) -> None:
+    async def _leave_surely(
+        self, entering: "asyncio.Task[None]", grace_s: int, *, is_unheard: bool
+    ) -> None:
         # To leave what is not entered yet would find nothing to leave.
         await asyncio.gather(entering, return_exceptions=True)
         if not self._entrance.is_following:
@@ -82,11 +114,13 @@ class GenerationResponse(Response):
         model, request_id = self._entrance.model, self._entrance.request_id
         for _ in range(NUM_LEAVE_TRIES):
             try:
-                await self._gateway.follower.leave(model, request_id, grace_s)
+                is_left = await self._gateway.follower.leave(model, request_id, grace_s)
             except (RedisError, OSError):
                 await asyncio.sleep(LEAVE_RETRY_S)
-            else:
-                return
+                continue
+            if is_unheard and is_left:
+                await self._breakage.note(was_heard=False)
+            return
         _log.warning("request %s could not be left: Redis is away", request_id)
 
 

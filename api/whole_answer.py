@@ -22,6 +22,7 @@ class WholeAnswer:
     head: ReplyHead
     num_choices: int
     contents: AnswerContents
+    is_started: bool = field(default=False, init=False)
     _deltas: dict[int, list[GenerationDelta]] = field(default_factory=dict, init=False)
 
     async def run(self, subscription: Subscription, send: Send) -> None:
@@ -45,7 +46,7 @@ class WholeAnswer:
             # What was said before the deadline is worth more to the caller than an error.
             is_cut = last.error == DeadlineExceeded.code and last.usage.completion_tokens > 0
             if not is_cut:
-                raise ending_of(last.error)
+                raise ending_of(last.error, last.usage if last.usage.completion_tokens else None)
         choices = [
             _finished(choice, self._deltas.get(choice, ())) for choice in range(self.num_choices)
         ]
@@ -57,6 +58,7 @@ class WholeAnswer:
             (b"content-length", b"%d" % len(body)),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self.is_started = True
         await send({"type": "http.response.body", "body": body})
 
 

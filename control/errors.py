@@ -6,14 +6,18 @@ caller's malformed value is `engine.interface.errors.InvalidRequest`: the engine
 too.
 """
 
+from engine.interface.generation_delta import Usage
+
 
 class ServiceError(Exception):
     """A refusal or a failure with a stable `code`.
 
-    `retry_after_ms` is sent where waiting helps; None where it does not.
+    `retry_after_ms` is sent where waiting helps; None where it does not. `usage` is what the
+    request came to that ended so, if it is known.
     """
 
     code = "internal_error"
+    usage: Usage | None = None
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_ms: int | None = None
@@ -69,6 +73,24 @@ class StreamExpired(ServiceError):
     """What the request said is not kept any more."""
 
     code = "stream_expired"
+
+
+class KeyReused(ServiceError):
+    """The idempotency key was used before, with another body."""
+
+    code = "idempotency_key_reused"
+
+
+class RequestInProgress(ServiceError):
+    """The request of that idempotency key is under way, and the caller does not want to wait."""
+
+    code = "request_in_progress"
+
+
+class KeyMoved(ServiceError):
+    """What the idempotency key stands for has changed meanwhile; no caller is told of it."""
+
+    code = "request_in_progress"
 
 
 class Conflict(ServiceError):

@@ -83,7 +83,7 @@ class ItemCarrier:
         self._means = means
         self._batch = batch
         self._version = version
-        self._accepting: set[asyncio.Task[None]] = set()
+        self._accepting: set[asyncio.Task[bool]] = set()
 
     async def carry(self, item: Item) -> tuple[Item, ItemResult]:
         """The item, perhaps under a newer request id, and how its line ended. Raises ItemLost."""

@@ -34,7 +34,7 @@ _FAILED = {
 
 @dataclass(slots=True)
 class _Choice:
-    """`prompt_logprobs` go out with the first delta. `logprobs` are kept for batches only."""
+    """`prompt_logprobs` go out with the first delta. `logprobs` are held only if they are kept."""
 
     detokenizer: Detokenizer
     matcher: StopMatcher
@@ -248,12 +248,12 @@ class Delivery:
         return delta
 
     def _keep(self, choice: _Choice, delta: GenerationDelta) -> None:
-        """Note what a delta said of likelihoods; only batch results must outlive the stream."""
+        """Note what a delta said of likelihoods; only what is kept must outlive the stream."""
         choice.has_begun = True
-        is_batch = self.request.priority_class is PriorityClass.BATCH
+        is_kept = self._is_kept
         if delta.prompt_logprobs is not None:
-            choice.prompt_logprobs = list(delta.prompt_logprobs) if is_batch else []
-        if is_batch:
+            choice.prompt_logprobs = list(delta.prompt_logprobs) if is_kept else []
+        if is_kept:
             choice.logprobs.extend(delta.logprobs or ())
 
     def _note_times(self, update: SequenceUpdate, now: float) -> None:
@@ -277,9 +277,14 @@ class Delivery:
             decode_s=None if first is None or last is None else last - first,
         )
 
+    @property
+    def _is_kept(self) -> bool:
+        is_batch = self.request.priority_class is PriorityClass.BATCH
+        return is_batch or self.request.keeps_output
+
     def _outputs(self) -> Iterable[ChoiceOutput]:
-        """Only batch results must outlive the stream."""
-        if self.request.priority_class is not PriorityClass.BATCH:
+        """What must outlive the stream: batch results, and what may be asked for again by key."""
+        if not self._is_kept:
             return
         sampling = self.request.sampling
         for index, choice in enumerate(self._choices):

@@ -1,4 +1,5 @@
-"""Periodic care: partitions ahead of time, lost reservations expired, batch doorbells re-rung.
+"""Periodic care: partitions ahead of time, lost reservations expired, idempotency keys of
+yesterday forgotten, batch doorbells re-rung.
 
 Any number may run; the one that holds the advisory lock works, the others wait. Each round
 stands alone, so a round that fails is simply tried again.
@@ -11,6 +12,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from control.admission.idempotency import prune_keys
 from control.batches.doorbell import Doorbell, ring_due_batches
 from control.database.connection import connect as connect_database
 from control.faults import arm
@@ -42,6 +44,7 @@ def main() -> None:
     duties: dict[str, Callable[[Connection], object]] = {
         "partitions": ensure_partitions,
         "expiry": lambda connection: expiry.expire(connection, client),
+        "keys": prune_keys,
         "doorbells": lambda connection: ring_due_batches(connection, doorbell),
     }
     while not stop.is_set():

@@ -12,7 +12,9 @@ from engine.interface.generation_delta import Usage
 _READ = text(
     """
     SELECT r.request_id, r.endpoint, r.model, r.version, r.state, r.error_code, r.prompt_tokens,
-           r.answer_form, u.prompt_tokens AS charged_tokens, u.completion_tokens, u.cached_tokens
+           r.answer_form, u.prompt_tokens AS charged_tokens, u.completion_tokens, u.cached_tokens,
+           EXISTS (SELECT FROM undelivered_requests n WHERE n.created_at = r.created_at
+                   AND n.request_id = r.request_id) AS is_undelivered
     FROM requests r LEFT JOIN usage_events u USING (created_at, request_id)
     WHERE r.created_at = :created_at AND r.request_id = :request_id AND r.tenant_id = :tenant_id
     """
@@ -23,7 +25,8 @@ _READ = text(
 class Accepted:
     """One request. `usage` is None until it ended, `error` the code of a bad end.
 
-    `form` is None for one that was not made to be told over HTTP.
+    `form` is None for one that was not made to be told over HTTP. `is_undelivered` says that its
+    connection broke before any of the answer was written, and that nobody heard it since.
     """
 
     request_id: str
@@ -35,6 +38,7 @@ class Accepted:
     prompt_tokens: int
     usage: Usage | None
     form: AnswerForm | None
+    is_undelivered: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -48,10 +52,10 @@ class Accepted:
 
     @property
     def failed_unheard(self) -> bool:
-        """Whether it failed before it said anything: repeating it is asking for the first time."""
-        return (
-            self.error is not None and self.usage is not None and not self.usage.completion_tokens
-        )
+        """Whether it failed before anybody heard of it, so that a repetition runs afresh."""
+        if self.error is None or self.usage is None:
+            return False
+        return self.is_undelivered or not self.usage.completion_tokens
 
 
 async def read_accepted(
@@ -82,4 +86,5 @@ async def read_accepted(
         prompt_tokens=row.prompt_tokens,
         usage=usage,
         form=None if row.answer_form is None else unpack_form(bytes(row.answer_form)),
+        is_undelivered=row.is_undelivered,
     )

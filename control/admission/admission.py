@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from control.admission.reservation import Reservation, give_back, hold
-from control.errors import Overloaded, StoreUnavailable
+from control.errors import KeyMoved, Overloaded, StoreUnavailable
 from control.faults import fault_point
 from control.streams.functions import enqueue, invoke_async
 from control.streams.keys import ModelKeys
@@ -35,21 +35,23 @@ class Admission:
         self._follower_id = follower_id
         self._max_queued = max_queued
 
-    async def accept(self, reservation: Reservation, request: GenerationRequest) -> None:
+    async def accept(self, reservation: Reservation, request: GenerationRequest) -> bool:
         """Hold the reservation and queue the request, or raise and leave neither.
 
-        Raises Overloaded when the queue is full or nobody serves the model, and StoreUnavailable
-        when a store is away. The request id must be new: one that was accepted before is
-        followed, not accepted again.
+        Raises Overloaded when the queue is full or nobody serves the model, KeyMoved when its key
+        stands for another request, and StoreUnavailable when a store is away. False if a request
+        of this id was queued before: it is to be followed.
         """
         fault_point("admission.before_hold")
         try:
-            await self._hold(reservation)
+            is_held = await self._hold(reservation)
         except (SQLAlchemyError, OSError) as error:
             raise StoreUnavailable(
                 "The ledger does not answer, so nothing is accepted. Try again shortly.",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
+        if not is_held:
+            raise KeyMoved("The key stands for another request.")
         fault_point("admission.after_hold")
         try:
             reply = await self._enqueue(reservation, request)
@@ -64,6 +66,7 @@ class Admission:
             async with self._database.begin() as connection:
                 await give_back(connection, reservation.request_id)
             raise Overloaded(refusal, retry_after_ms=RETRY_AFTER_MS)
+        return reply == b"queued"
 
     def _refusal(self, reply: bytes, model: str) -> str | None:
         """What a caller is told of a reply to `enqueue`; None if the request was queued."""
@@ -76,17 +79,17 @@ class Admission:
             return f"No replica serves {model} at the moment. Try again later."
         return None
 
-    async def _hold(self, reservation: Reservation) -> None:
+    async def _hold(self, reservation: Reservation) -> bool:
         """Write the row in one round trip; again if the connection turns out to be a dead one."""
         for is_last_try in (False, True):
             try:
                 async with self._database.connect() as connection:
                     await connection.execution_options(isolation_level="AUTOCOMMIT")
-                    await hold(connection, reservation)
-                    return
+                    return await hold(connection, reservation)
             except DBAPIError as error:
                 if is_last_try or not error.connection_invalidated:
                     raise
+        raise AssertionError("the last try returns or raises")
 
     async def _enqueue(self, reservation: Reservation, request: GenerationRequest) -> bytes:
         entry = QueueEntry(

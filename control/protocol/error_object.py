@@ -13,12 +13,15 @@ from control.errors import (
     Conflict,
     DeadlineExceeded,
     GenerationFailed,
+    KeyMoved,
+    KeyReused,
     ModelNotFound,
     NotFound,
     Overloaded,
     PermissionDenied,
     QuotaExceeded,
     ReplicaLost,
+    RequestInProgress,
     RequestLost,
     RequestTooLarge,
     ReservationTooLarge,
@@ -30,6 +33,7 @@ from control.errors import (
 )
 from control.streams.follower import FollowerLag
 from engine.interface.errors import InvalidRequest
+from engine.interface.generation_delta import Usage
 
 CALLER = "invalid_request_error"
 CAPACITY = "service_unavailable_error"
@@ -42,10 +46,13 @@ FACES: dict[type[Exception], tuple[int, str]] = {
     NotFound: (404, CALLER),
     Conflict: (409, CALLER),
     Cancelled: (409, CALLER),
+    RequestInProgress: (409, "idempotency_error"),
+    KeyMoved: (409, "idempotency_error"),
     StreamExpired: (410, CALLER),
     RequestTooLarge: (413, CALLER),
     QuotaExceeded: (429, "rate_limit_error"),
     ReservationTooLarge: (429, "rate_limit_error"),
+    KeyReused: (422, "idempotency_error"),
     TooManyFailures: (429, "rate_limit_error"),
     GenerationFailed: (500, "server_error"),
     ServiceError: (500, "server_error"),
@@ -69,6 +76,7 @@ class ErrorFace:
     message: str
     param: str | None = None
     retry_after_ms: int | None = None
+    usage: Usage | None = None
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:
@@ -97,10 +105,13 @@ def face_of(error: Exception) -> ErrorFace:
     if isinstance(error, InvalidRequest):
         return ErrorFace(status, kind, error.code, str(error), error.param or None)
     assert isinstance(error, ServiceError)
-    return ErrorFace(status, kind, error.code, str(error), error.param, error.retry_after_ms)
+    message, wait_ms = str(error), error.retry_after_ms
+    return ErrorFace(status, kind, error.code, message, error.param, wait_ms, error.usage)
 
 
-def ending_of(code: str) -> ServiceError:
+def ending_of(code: str, usage: Usage | None = None) -> ServiceError:
     """The error for the code with which an accepted request ended without finishing."""
     ending = ENDINGS.get(code, GenerationFailed)
-    return ending(ending.__doc__ or ending.code)
+    error = ending(ending.__doc__ or ending.code)
+    error.usage = usage
+    return error

@@ -144,15 +144,17 @@ class Follower:
         await self._replay(subscription)
         return True
 
-    async def leave(self, model: str, request_id: str, grace_s: int = 0) -> None:
+    async def leave(self, model: str, request_id: str, grace_s: int = 0) -> bool:
         """Stop following a request to which nobody here subscribes any more.
 
         Once it has no other follower it is cancelled, if nobody follows it within `grace_s`.
+        False if somebody follows it still.
         """
         async with self._turn(request_id):
-            if request_id not in self._subscriptions:
-                call = leave(ModelKeys(model), request_id, self.follower_id, grace_s * 1000)
-                await invoke_async(self._client, call)
+            if request_id in self._subscriptions:
+                return False
+            call = leave(ModelKeys(model), request_id, self.follower_id, grace_s * 1000)
+            return bool(await invoke_async(self._client, call) != b"followed")
 
     async def num_logged(self, model: str, request_id: str) -> int:
         """How many output tokens of the request Redis can say again."""

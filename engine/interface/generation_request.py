@@ -26,7 +26,8 @@ class GenerationRequest:
     they are computed again but never sampled again. It is empty on a first attempt.
     `arrival` and `deadline_at` are seconds on the shared clock (`control.streams.clock`).
     `cache_scope` is opaque here: a prefix may be reused only inside one scope. `text` is for
-    whoever makes text of the tokens.
+    whoever makes text of the tokens, and `keeps_output` for whoever settles: what was said is to
+    be found in the ledger's tables for a day.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class GenerationRequest:
     deadline_at: float
     resumed: tuple[tuple[int, ...], ...] = ()
     text: TextOptions = field(default_factory=TextOptions)
+    keeps_output: bool = False
 
     @property
     def num_choices(self) -> int:

@@ -13,7 +13,7 @@ import redis
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
 
-from control.metering.settlement import Settlement, settle
+from control.metering.settlement import ChoiceOutput, Settlement, settle
 from control.routing.replica_snapshot import ReplicaSnapshot
 from control.routing.snapshot_store import report
 from control.streams.functions import Publication, assign, invoke, step
@@ -41,6 +41,7 @@ class Run:
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     log_bytes: int = 0
+    said: list[GenerationDelta] = field(default_factory=list)
     _serial: int = 0
     _offset: int = 0
 
@@ -74,6 +75,17 @@ class Run:
         )
         self._serial += 1
         return last
+
+    def outputs(self) -> tuple[ChoiceOutput, ...]:
+        """What each choice said, as it is to be stored."""
+        choices = []
+        for choice in range(self.request.num_choices):
+            said = [delta for delta in self.said if delta.choice == choice]
+            token_ids = tuple(token_id for delta in said for token_id in delta.token_ids)
+            reason = next((d.finish_reason for d in said if d.finish_reason), None)
+            text = "".join(delta.text for delta in said)
+            choices.append(ChoiceOutput(choice, token_ids, text, reason))
+        return tuple(choices)
 
     @property
     def prompt(self) -> str:
@@ -216,10 +228,17 @@ class ScriptedReplica:
         """Say the deltas; an ending is settled first."""
         usage = deltas[-1].usage
         if usage is not None:
-            error = deltas[-1].error
-            settlement = Settlement(run.request.request_id, attempt, usage, error=error)
+            outputs = run.outputs() if run.request.keeps_output else ()
+            settlement = Settlement(
+                run.request.request_id,
+                attempt,
+                usage,
+                error=deltas[-1].error,
+                outputs=outputs,
+            )
             with self._database.begin() as connection:
                 settle(connection, [settlement])
+        run.said.extend(deltas)
         publication = Publication.of(attempt, run.log_bytes, deltas)
         run.log_bytes += len(publication.frames)
         invoke(self._client, step(self._keys, [publication]))

@@ -394,15 +394,6 @@ def test_an_answer_of_ours_can_be_sent_back(
     assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
-@pytest.mark.parametrize("header", ["Idempotency-Key", "Last-Event-ID", "X-Resume-Grace"])
-def test_a_header_that_is_not_served_is_refused(
-    http: httpx.Client, served: Served, header: str
-) -> None:
-    body = {"model": served.model, "prompt": "x"}
-    answer = http.post("/v1/completions", json=body, headers={header: "1"})
-    _expect(answer, 400, "unsupported_parameter", header.lower())
-
-
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "x", "", "99999999999", "3600001", "٣"])
 def test_a_deadline_is_a_number_of_milliseconds(
     http: httpx.Client, served: Served, value: str

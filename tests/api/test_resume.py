@@ -36,7 +36,7 @@ Start = Callable[..., "Stream"]
 
 
 class Paced:
-    """A script of words, each said when the test lets it."""
+    """A script of words, each said when the test lets it; without words it only ends, happily."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
