@@ -1,11 +1,16 @@
 """What no parameter, id or field of administration may do, whatever it holds."""
 
 import json
+import secrets
+from collections.abc import Callable
 
 import httpx
 import pytest
 from sqlalchemy import text
 
+from control.database import connection as connections
+from control.database.connection import connect_async
+from control.identity.tenants import find_tenant
 from tests.api.admin_client import Admin
 from tests.api.conftest import Served
 from tests.api.live_gateway import LiveGateway
@@ -126,3 +131,58 @@ def test_bad_bodies_are_refused_by_name(operator: Admin, path: str, body: object
     answer = operator.post(path, body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_failing_database_is_told_as_that_whatever_was_asked(
+    start_gateway: Callable[..., LiveGateway], served: Served
+) -> None:
+    """No payload reaches a statement's text, and nothing of the database reaches the caller."""
+    live = start_gateway()
+    admin = Admin(live, served.database, is_operator=True, scopes="admin batch inference")
+    with admin.client:
+        assert admin.get("tenants").status_code == 200
+        away = connect_async("postgresql://secret@127.0.0.1:1/secret", "test")
+        database = live.gateway.database
+        object.__setattr__(live.gateway, "database", away)
+        for value in HOSTILE:
+            quoted = "".join(f"%{byte:02x}" for byte in value.encode("utf-8", "surrogatepass"))
+            key = value.encode("ascii", "replace").decode().replace("\0", "").replace("\n", "")
+            asked = (
+                admin.client.get(f"/admin/keys?tenant_id={quoted}"),
+                admin.client.get(f"/admin/audit?actor_id={quoted}"),
+                admin.client.get(f"/v1/files?after=file-{quoted}"),
+                admin.client.get(f"/v1/files/{quoted or 'x'}"),
+            )
+            live.gateway.authenticator._database = away
+            stranger = httpx.get(
+                f"{live.url}/models", headers={"authorization": f"Bearer hr-{key}"}, timeout=30
+            )
+            for answer in (*asked, stranger):
+                assert answer.status_code in (400, 401, 503), (value, answer.text)
+                if answer.status_code == 503:
+                    assert int(answer.headers["retry-after"]) >= 1
+                for word in ("secret", "127.0.0.1", "psycopg", "select"):
+                    assert word not in answer.text.lower()
+        object.__setattr__(live.gateway, "database", database)
+
+
+def test_a_change_that_cannot_have_its_lock_is_not_made_and_says_when_to_come_back(
+    start_gateway: Callable[..., LiveGateway], served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        connections, "SESSION_LIMITS", connections.SESSION_LIMITS.replace("=5000", "=200")
+    )
+    live = start_gateway()
+    admin = Admin(live, served.database, is_operator=True, scopes="admin")
+    with admin.client:
+        tenant_id = admin.post("tenants", {"name": f"locked-{secrets.token_hex(4)}"}).json()["id"]
+        with served.database.begin() as holder:
+            find_tenant(holder, tenant_id, for_update=True)
+            refused = admin.post(f"tenants/{tenant_id}/suspend")
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            # Others are looked at and changed meanwhile.
+            assert admin.get(f"tenants/{tenant_id}").json()["suspended_at"] is None
+        assert admin.post(f"tenants/{tenant_id}/suspend").status_code == 200
+        told = admin.get("audit", object_id=tenant_id, action="tenant.suspend").json()["data"]
+        assert len(told) == 1
