@@ -6,6 +6,7 @@ HEADRACE_KEY_PEPPER               at least 32 bytes in hexadecimal; there is no 
 HEADRACE_<FIELD>                  every other field below
 """
 
+import ipaddress
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +42,18 @@ def _check_pepper(value: str) -> str:
     return value
 
 
+def _check_proxies(value: str) -> str:
+    """Whoever is trusted decides whom failed keys are counted against: never everybody."""
+    for each in filter(None, (part.strip() for part in value.split(","))):
+        try:
+            network = ipaddress.ip_network(each)
+        except ValueError:
+            raise ValueError(f"{each!r} is no address or network such as 10.0.0.0/8") from None
+        if not network.prefixlen:
+            raise ValueError("it must not trust every address")
+    return value
+
+
 class GatewaySettings(BaseSettings):
     """Each field says who reads it."""
 
@@ -68,7 +81,7 @@ class GatewaySettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     gateway_drain_s: float = Field(20.0, ge=0)
     keep_alive_s: int = Field(80, ge=75)
-    trusted_proxies: str = ""
+    trusted_proxies: Annotated[str, AfterValidator(_check_proxies)] = ""
 
     # api.main
     test_build: bool = False
