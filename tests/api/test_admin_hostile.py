@@ -18,22 +18,17 @@ from tests.api.live_gateway import LiveGateway
 EVERY_SCOPE = ("inference", "batch", "usage", "admin")
 UNKNOWN_KEY = "key_" + "0" * 24
 HOSTILE = [
-    "'",
     "' OR '1'='1",
     "'; DROP TABLE tenants; --",
     "%",
     "_",
     "\\",
     '"',
-    "$1",
     ":tenant_id",
     "a\0b",
     "a\nb",
     "\ud800",
-    "\u202e",
-    "é" * 100,
     "x" * 5000,
-    "-1",
     "9" * 400,
     "",
 ]
