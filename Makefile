@@ -12,6 +12,8 @@ OLDEST_SDK := $(VENV)/openai-oldest
 DATA_DIR ?= .headrace
 MINUTES ?= 30
 CASES ?= 2000
+REQUESTS ?= 2000
+ROUNDS ?= 3
 ARGS ?=
 # Tests at a time. Half of what they do is wait.
 JOBS ?= 2
@@ -61,6 +63,10 @@ test-long: $(INSTALLED) ## Any schedule, for minutes or hours (MINUTES=30 ...); 
 .PHONY: fuzz
 fuzz: $(INSTALLED) ## Ask a service of its own everything that /openapi.json allows (CASES=2000 ...)
 	$(BIN)/python -m tests.api.openapi_fuzz --cases $(CASES) $(ARGS)
+
+.PHONY: test-faults
+test-faults: $(INSTALLED) ## 2,000 requests while everything is killed 100 times (SEED=7 REQUESTS=... ROUNDS=...)
+	$(BIN)/python -m tests.faults.loop --requests $(REQUESTS) --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: format
 format: $(INSTALLED) ## Rewrite the code in the house format

@@ -187,6 +187,14 @@ def control_plane(json: ResultFile = None) -> None:
 
 
 @bench.command()
+def settlement(json: ResultFile = None) -> None:
+    """What it costs that a request is in the ledger before its end is told. Takes a minute."""
+    from benchmarks.settlement import main
+
+    main(json)
+
+
+@bench.command()
 def platform_cost(model: ModelFolder = None, json: ResultFile = None) -> None:
     """What the service takes of the engine's own speed. Takes a few minutes."""
     from benchmarks.platform_cost import main

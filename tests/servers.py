@@ -28,6 +28,7 @@ class Servers:
     postgres: EmbeddedPostgres
     valkey: EmbeddedValkey
     numbers: Iterator[int]
+    supervisor: Supervisor
 
     def new_database(self) -> str:
         """The URL of a fresh database with all tables."""
@@ -59,7 +60,7 @@ def running_servers() -> Iterator[Servers]:
         await supervisor.add(postgres.child())
         await postgres.create_database()
         await supervisor.add(valkey.child())
-        return Servers(postgres, valkey, itertools.count(1))
+        return Servers(postgres, valkey, itertools.count(1), supervisor)
 
     try:
         yield asyncio.run_coroutine_threadsafe(start(), loop).result(120)

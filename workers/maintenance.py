@@ -16,7 +16,7 @@ from control.admission.idempotency import prune_keys
 from control.batches.doorbell import Doorbell, ring_due_batches
 from control.database.connection import connect as connect_database
 from control.faults import arm
-from control.metering.expiry import Expiry
+from control.metering.expiry import LEAST_AGE_S, Expiry
 from control.starting import check_redis, read_settings, refusing_to_start
 from control.streams.connection import connect
 from workers.process import start_logging, stop_event
@@ -40,7 +40,8 @@ def main() -> None:
     client = connect(settings.redis_url)
     database = connect_database(settings.database_url, "maintenance", pool_size=2)
     doorbell = Doorbell(settings.celery_broker_url)
-    expiry = Expiry(settings.headrace_expire_after_s)
+    patience_s = settings.headrace_expire_after_s
+    expiry = Expiry(patience_s, min(LEAST_AGE_S, patience_s))
     duties: dict[str, Callable[[Connection], object]] = {
         "partitions": ensure_partitions,
         "expiry": lambda connection: expiry.expire(connection, client),
