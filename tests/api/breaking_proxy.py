@@ -51,6 +51,10 @@ class BreakingProxy:
         if self.answers:
             caller.recv(BUFFER_BYTES)
             caller.sendall(self.answers.pop(0))
+            caller.shutdown(socket.SHUT_WR)
+            # To close what is not read to its end would be a reset.
+            while caller.recv(BUFFER_BYTES):
+                pass
             caller.close()
             return
         server = socket.create_connection(("127.0.0.1", self.target))
