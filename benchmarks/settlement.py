@@ -26,7 +26,8 @@ from benchmarks.valkey_process import running_valkey
 from control.database.connection import connect
 from control.identity.request_id import created_at_of, mint_request_id
 from control.identity.tenants import create_tenant
-from control.metering.settlement import Settlement, Timings, settle
+from control.metering.settlement import Settlement, settle
+from control.metering.timings import Timings
 from control.streams.frames import unpack_frames
 from control.streams.functions import invoke, step
 from control.streams.keys import ModelKeys
@@ -34,6 +35,7 @@ from engine.interface.generation_delta import FinishReason, Usage
 from engine.interface.sequence_update import SequenceEnd, SequenceUpdate
 from engine.text.tokenizer import Tokenizer
 from workers.delivery import Delivery
+from workers.request_times import Received
 from workers.scripted_model import make_scripted_model
 from workers.settler import MAX_GROUP, Settler
 
@@ -220,7 +222,9 @@ class _Readers:
             assignments = assign_requests(self._client, KEYS, REPLICA, requests)
             self._client.delete(KEYS.inbox(REPLICA))
             for assignment in assignments:
-                delivery = Delivery(assignment, self._tokenizer, [], 0.0, time.monotonic())
+                delivery = Delivery(
+                    assignment, self._tokenizer, [], Received(0.0, time.monotonic())
+                )
                 update = SequenceUpdate(
                     assignment.request_id, 0, (65,), SequenceEnd.LENGTH, scheduled_at=0.0
                 )

@@ -26,6 +26,7 @@ from engine.text.tokenizer import Tokenizer
 from workers.delivery import Delivery
 from workers.delivery_table import DeliveryTable
 from workers.publisher import Publisher
+from workers.request_times import Received
 from workers.settler import Settler
 
 MAX_SHARE = 0.05
@@ -120,7 +121,7 @@ def _replica(
     publisher.start()
     try:
         for assignment in assignments:
-            delivery = Delivery(assignment, tokenizer, [], 0.0, time.monotonic())
+            delivery = Delivery(assignment, tokenizer, [], Received(0.0, time.monotonic()))
             table.add(delivery)
             loop.try_submit(delivery.resumed_request())
         yield loop

@@ -319,10 +319,12 @@ class Engine:
             self._end(sequence, SequenceEnd.DEADLINE)
 
     def _end(self, sequence: Sequence, end: SequenceEnd, *, is_complete: bool = False) -> None:
-        spec = sequence.spec
+        spec, num_free = sequence.spec, self._kv_cache.num_free_blocks
         self._roster.remove(sequence, end, is_complete=is_complete)
         self._forget(spec.request_id, spec.choice)
-        self._ended.append(sequence.ended(end))
+        freed = self._kv_cache.num_free_blocks - num_free
+        report = sequence.ended(end)._replace(step=self._num_steps, blocks_freed=freed)
+        self._ended.append(report)
 
     def _forget(self, request_id: str, choice: int) -> None:
         choices = self._living[request_id]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from control.metering.output_scores import OutputScores
-from control.metering.settlement import ChoiceOutput, Settlement, Timings
+from control.metering.settlement import ChoiceOutput, Settlement
 from control.streams.frames import pack_frames
 from control.streams.functions import Publication
 from control.streams.messages import Assignment
@@ -24,6 +24,7 @@ from engine.text.detokenizer import Detokenizer
 from engine.text.stop_matcher import StopMatcher
 from engine.text.token_reader import TokenReader
 from engine.text.tokenizer import Tokenizer
+from workers.request_times import Received, RequestTimes
 
 _FINISHED = {SequenceEnd.STOP: FinishReason.STOP, SequenceEnd.LENGTH: FinishReason.LENGTH}
 _FAILED = {
@@ -51,8 +52,7 @@ class Delivery:
     """The state of one attempt between the engine and the log.
 
     `log` holds what earlier attempts delivered: serials, offsets, characters and stop strings go
-    on from there. `queue_s` is how long the request waited to be assigned, `received_at` the
-    monotonic second at which it was.
+    on from there. `times` are the attempt's instants.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class Delivery:
         assignment: Assignment,
         tokenizer: Tokenizer,
         log: Sequence[GenerationDelta],
-        queue_s: float,
-        received_at: float,
+        received: Received,
     ) -> None:
         self.request = assignment.request
         self.attempt = assignment.attempt
@@ -71,11 +70,7 @@ class Delivery:
         self._serial = len(log)
         self._log_bytes = len(pack_frames(log))
         self._offset = sum(len(delta.token_ids) for delta in log)
-        self._queue_s = queue_s
-        self._received_at = received_at
-        self._scheduled_at: float | None = None
-        self._first_token_at: float | None = None
-        self._last_token_at: float | None = None
+        self.times = RequestTimes(assignment, received)
         # Of each prompt: when its first choice was computed, which one it was, and its hit.
         self._prompt_hits: dict[int, tuple[float, int, int]] = {}
         reader, options = TokenReader(tokenizer, self.request.text), self.request.text
@@ -113,7 +108,8 @@ class Delivery:
         had no end.
         """
         choice = self._choices[update.choice]
-        self._note_times(update, now)
+        self.times.note_update(update, now)
+        self._note_hit(update)
         choice.prompt_logprobs.extend(update.prompt_logprobs or ())
         is_stopped = update.end is SequenceEnd.STOP
         delivered, text = self._speak(choice, update.token_ids, is_stopped=is_stopped)
@@ -146,7 +142,7 @@ class Delivery:
 
     def settlement(self, replica_id: str) -> Settlement:
         """How the request ended; call once `is_over`."""
-        is_started = self._scheduled_at is not None or self._offset > 0
+        is_started = self.times.scheduled_at is not None or self._offset > 0
         usage = Usage(
             prompt_tokens=self.request.num_prompt_tokens if is_started else 0,
             completion_tokens=self._offset,
@@ -160,7 +156,7 @@ class Delivery:
             error=self.error,
             wasted_tokens=self.wasted_tokens,
             replica_id=replica_id,
-            timings=self._timings(),
+            timings=self.times.timings(),
             outputs=tuple(self._outputs()),
         )
 
@@ -256,26 +252,12 @@ class Delivery:
         if is_kept:
             choice.logprobs.extend(delta.logprobs or ())
 
-    def _note_times(self, update: SequenceUpdate, now: float) -> None:
+    def _note_hit(self, update: SequenceUpdate) -> None:
         if update.scheduled_at is not None:
-            earliest = self._scheduled_at or update.scheduled_at
-            self._scheduled_at = min(earliest, update.scheduled_at)
             # The other choices share what the first one has just computed, which is no hit.
             prompt = update.choice // self.request.sampling.n
             hit = (update.scheduled_at, update.choice, update.num_cached_tokens)
             self._prompt_hits[prompt] = min(hit, self._prompt_hits.get(prompt, hit))
-        if update.token_ids:
-            self._first_token_at = self._first_token_at or now
-            self._last_token_at = now
-
-    def _timings(self) -> Timings:
-        scheduled, first, last = self._scheduled_at, self._first_token_at, self._last_token_at
-        return Timings(
-            queue_s=max(0.0, self._queue_s),
-            wait_s=None if scheduled is None else max(0.0, scheduled - self._received_at),
-            prefill_s=None if scheduled is None or first is None else max(0.0, first - scheduled),
-            decode_s=None if first is None or last is None else last - first,
-        )
 
     @property
     def _is_kept(self) -> bool:

@@ -23,6 +23,7 @@ from control.fairness.fair_queue import FairQueue
 from control.fairness.virtual_time import Rates, VirtualTime
 from control.faults import arm, fault_point
 from control.metering.ending import end_request
+from control.metering.timings import CancelProof
 from control.registry.store import load_registry
 from control.routing.placement import (
     Load,
@@ -164,7 +165,10 @@ class Dispatcher:
         error = fields.get(b"cancelled", b"").decode()
         if error:
             self._waiting.discard(request_id)
-            end_request(self._client, self._database, self._keys, request_id, error)
+            # The entry is the cancellation: its id says when that was asked.
+            asked_at = int(entry_id.partition(b"-")[0]) / 1000
+            cancel = CancelProof(asked_at, max(0.0, self._clock.now() - asked_at))
+            end_request(self._client, self._database, self._keys, request_id, error, cancel)
             self._client.xdel(queue, entry_id)
             return
         try:

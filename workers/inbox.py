@@ -41,6 +41,7 @@ from engine.text.tokenizer import Tokenizer
 from workers.delivery import Delivery
 from workers.delivery_table import DeliveryTable
 from workers.replica_identity import ReplicaIdentity
+from workers.request_times import Received
 from workers.retrying import retry_until_done
 
 READ_BLOCK_MS = 500
@@ -109,24 +110,26 @@ class Inbox:
                 continue
             for _, entries in cast(InboxReply, reply or []):
                 for entry_id, fields in entries:
-                    self._take(fields)
+                    self._take(fields, entry_id)
                     last = entry_id
                     self._table.note_order(entry_id.decode())
                 done = [entry_id for entry_id, _ in entries]
                 retry_until_done(partial(self._client.xdel, inbox, *done), RedisError)
 
-    def _take(self, fields: dict[bytes, bytes]) -> None:
+    def _take(self, fields: dict[bytes, bytes], entry_id: bytes) -> None:
         try:
-            message = read_inbox_message(fields)
+            message = read_inbox_message(fields, entry_id)
         except UnreadableMessage as error:
             log.error("dead letter: %s", error)
             self._bury(fields)
             return
         match message:
-            case Cancel(request_id, code):
+            case Cancel(request_id, code, asked_at):
                 delivery = self._table.get(request_id)
                 if delivery is not None:
                     delivery.note_cancel(code)
+                    num_steps = self._loop.stats().steps_total
+                    delivery.times.note_cancel(asked_at, time.monotonic(), num_steps)
                     self._cancel(request_id)
             case Assignment():
                 self._begin(message)
@@ -153,8 +156,7 @@ class Inbox:
             assignment,
             self._tokenizer,
             delivered,
-            queue_s=self._clock.now() - assignment.request.arrival,
-            received_at=time.monotonic(),
+            Received(self._clock.now(), time.monotonic()),
         )
         if not self._table.add(delivery):
             # An earlier attempt is still being wound down here.

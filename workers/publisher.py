@@ -114,6 +114,9 @@ class Publisher:
         fault_point("publish.before_step")
         replies = retry_until_done(lambda: invoke(self._client, call), RedisError)
         fault_point("publish.after_step")
+        now = time.monotonic()
+        for publication in publications:
+            touched[publication.request_id].times.note_published(now)
         for publication, reply in zip(publications, replies, strict=True):
             if reply != b"ok":
                 self._obey(publication, touched[publication.request_id], reply)
@@ -128,6 +131,8 @@ class Publisher:
             delivery.fail("request_lost")
         elif reply in (b"moved", b"ended"):
             self._abandoned.add(request_id)
+        else:
+            delivery.times.note_cancel(None, time.monotonic(), self._loop.stats().steps_total)
         if not delivery.is_over:
             self._cancels.append((request_id, None, False))
 

@@ -5,6 +5,7 @@ a replica that still believes it has the request can neither speak for it nor se
 was delivered is in the log, and that is what is billed: the prompt too, once anything was said.
 """
 
+from dataclasses import replace
 from typing import cast
 
 import redis
@@ -18,6 +19,7 @@ from control.metering.settlement import (
     read_ending,
     settle,
 )
+from control.metering.timings import CancelProof, Timings
 from control.streams.frames import unpack_frames
 from control.streams.functions import Publication, invoke, seize, step
 from control.streams.keys import ModelKeys
@@ -27,9 +29,16 @@ from engine.interface.generation_request import GenerationRequest
 
 
 def end_request(
-    client: redis.Redis, database: Engine, keys: ModelKeys, request_id: str, error: str
+    client: redis.Redis,
+    database: Engine,
+    keys: ModelKeys,
+    request_id: str,
+    error: str,
+    cancel: CancelProof | None = None,
 ) -> bool:
     """Give the request its one ending with the error code. False if it had one already.
+
+    `cancel` says when that was asked, if somebody did.
 
     Raises what the stores raise; calling again finishes what was begun.
     """
@@ -42,6 +51,7 @@ def end_request(
         log = cast("bytes", client.get(keys.log(request_id)) or b"")
         delivered = list(unpack_frames(log))
         settlement = settlement_of(request, attempt, delivered, error)
+        settlement = replace(settlement, timings=Timings(cancel=cancel))
         with database.begin() as connection:
             claim = _close(connection, settlement)
             ending = read_ending(connection, request_id)

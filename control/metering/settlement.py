@@ -6,13 +6,15 @@ that another attempt has meanwhile taken over, is left alone: it gets no second 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
+import msgspec
 from sqlalchemy import Connection, text
 
 from control.identity.request_id import created_at_of
 from control.metering.output_scores import OutputScores, pack_scores
+from control.metering.timings import Timings
 from engine.interface.generation_delta import FinishReason, Usage
 
 # The attempt that a request's row is born with; later ones are fenced by `begin_attempt`.
@@ -31,20 +33,6 @@ class ChoiceOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds a request spent in each stage; None for a stage that it did not reach.
-
-    queue: accepted to assigned. wait: assigned to first computed. prefill: first computed to
-    first token. decode: first token to last.
-    """
-
-    queue_s: float | None = None
-    wait_s: float | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Settlement:
     """How one attempt of one request ended.
 
@@ -60,7 +48,7 @@ class Settlement:
     error: str | None = None
     wasted_tokens: int = 0
     replica_id: str | None = None
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)
     outputs: tuple[ChoiceOutput, ...] = ()
 
     @property
@@ -79,12 +67,9 @@ _SETTLE = text(
             CAST(:attempt AS integer[]), CAST(:outcome AS text[]), CAST(:error AS text[]),
             CAST(:finish_reasons AS text[]), CAST(:prompt_tokens AS bigint[]),
             CAST(:cached_tokens AS bigint[]), CAST(:completion_tokens AS bigint[]),
-            CAST(:wasted_tokens AS bigint[]), CAST(:replica_id AS text[]),
-            CAST(:queue_s AS float8[]), CAST(:wait_s AS float8[]),
-            CAST(:prefill_s AS float8[]), CAST(:decode_s AS float8[])
+            CAST(:wasted_tokens AS bigint[]), CAST(:replica_id AS text[])
         ) AS e (created_at, request_id, attempt, outcome, error, finish_reasons, prompt_tokens,
-                cached_tokens, completion_tokens, wasted_tokens, replica_id,
-                queue_s, wait_s, prefill_s, decode_s)
+                cached_tokens, completion_tokens, wasted_tokens, replica_id)
         ORDER BY request_id
     ), closed AS (
         UPDATE requests r
@@ -107,11 +92,26 @@ _SETTLE = text(
                e.replica_id, e.attempt
         FROM closed c JOIN ending e USING (request_id)
     ), timed AS (
-        INSERT INTO request_timings (created_at, request_id, replica_id, attempt, queue_s, wait_s,
-                                     prefill_s, decode_s, completion_tokens)
-        SELECT c.created_at, c.request_id, e.replica_id, e.attempt, e.queue_s, e.wait_s,
-               e.prefill_s, e.decode_s, e.completion_tokens
-        FROM closed c JOIN ending e USING (request_id)
+        INSERT INTO request_timings (
+            created_at, request_id, replica_id, attempt, completion_tokens, cached_tokens,
+            finish_reasons, error_code, accept_s, queue_s, place_s, wait_s, prefill_s, publish_s,
+            decode_s, inter_token_p50_s, inter_token_p95_s, inter_token_max_s, cancel_asked_at,
+            cancel_seen_s, cancel_step, cancel_num_steps, cancel_tokens_after,
+            cancel_blocks_freed)
+        SELECT c.created_at, c.request_id, e.replica_id, e.attempt, e.completion_tokens,
+               e.cached_tokens, CAST(e.finish_reasons AS text[]), e.error, t.accept_s, t.queue_s,
+               t.place_s, t.wait_s, t.prefill_s, t.publish_s, t.decode_s, t.inter_token_p50_s,
+               t.inter_token_p95_s, t.inter_token_max_s, to_timestamp(k.asked_at), k.seen_s,
+               k.step, k.num_steps, k.tokens_after, k.blocks_freed
+        FROM closed c
+        JOIN ending e USING (request_id)
+        JOIN jsonb_to_recordset(CAST(:timings AS jsonb)) AS t (
+            request_id text, accept_s float8, queue_s float8, place_s float8, wait_s float8,
+            prefill_s float8, publish_s float8, decode_s float8, inter_token_p50_s float8,
+            inter_token_p95_s float8, inter_token_max_s float8, cancel jsonb) USING (request_id)
+        CROSS JOIN jsonb_to_record(COALESCE(NULLIF(t.cancel, 'null'), '{}')) AS k (
+            asked_at float8, seen_s float8, step bigint, num_steps integer, tokens_after integer,
+            blocks_freed integer)
     ), kept AS (
         INSERT INTO request_outputs (created_at, request_id, choice, token_ids, text,
                                      finish_reason, scores)
@@ -150,10 +150,9 @@ def settle(connection: Connection, settlements: Sequence[Settlement]) -> frozens
             "completion_tokens": [s.usage.completion_tokens for s in settlements],
             "wasted_tokens": [s.wasted_tokens for s in settlements],
             "replica_id": [s.replica_id for s in settlements],
-            "queue_s": [s.timings.queue_s for s in settlements],
-            "wait_s": [s.timings.wait_s for s in settlements],
-            "prefill_s": [s.timings.prefill_s for s in settlements],
-            "decode_s": [s.timings.decode_s for s in settlements],
+            "timings": msgspec.json.encode(
+                [{"request_id": s.request_id, **_fields(s.timings)} for s in settlements]
+            ).decode(),
             "output_request_id": [request_id for request_id, _ in outputs],
             "output_choice": [output.choice for _, output in outputs],
             "output_token_ids": [_array(output.token_ids) for _, output in outputs],
@@ -235,6 +234,10 @@ def read_ending(connection: Connection, request_id: str) -> StoredEnding | None:
         return None
     prompt_tokens, completion_tokens, cached_tokens, error = row
     return StoredEnding(Usage(prompt_tokens, completion_tokens, cached_tokens), error)
+
+
+def _fields(timings: Timings) -> dict[str, object]:
+    return {field.name: getattr(timings, field.name) for field in fields(timings)}
 
 
 def _array(values: Sequence[int] | Sequence[FinishReason | None]) -> str:

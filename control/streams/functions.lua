@@ -111,7 +111,7 @@ local function assign(keys, args)
   end
   redis.call('XDEL', live[5], live[6])
   local order = redis.call('XADD', keys[3], '*', 'v', '1', 'kind', 'assignment', 'id', args[2],
-    'attempt', attempt, 'weights', args[4], 'request', live[7])
+    'attempt', attempt, 'weights', args[4], 'request', live[7], 'queued', live[6])
   return {'assigned', attempt, order}
 end
 

@@ -68,20 +68,30 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A replica is to run this attempt of the request, on these weights and no others."""
+    """A replica is to run this attempt of the request, on these weights and no others.
+
+    `queued_at` and `assigned_at` are on the shared clock; dispatchers of older releases do not
+    tell them.
+    """
 
     request_id: str
     attempt: int
     weights_digest: str
     request: GenerationRequest
+    queued_at: float | None = None
+    assigned_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A replica is to stop the request, whatever its attempt, and end it with the error code."""
+    """A replica is to stop the request, whatever its attempt, and end it with the error code.
+
+    `asked_at` is on the shared clock.
+    """
 
     request_id: str
     error: str
+    asked_at: float = 0.0
 
 
 InboxMessage = Assignment | Cancel
@@ -141,8 +151,11 @@ def read_ending(fields: dict[bytes, bytes]) -> Ending:
         raise UnreadableMessage(f"ending: {error!r}") from error
 
 
-def read_inbox_message(fields: dict[bytes, bytes]) -> InboxMessage:
-    """The message of one inbox entry. Raises UnreadableMessage."""
+def read_inbox_message(fields: dict[bytes, bytes], entry_id: bytes = b"0-0") -> InboxMessage:
+    """The message of one inbox entry, whose id says when it was written.
+
+    Raises UnreadableMessage.
+    """
     if sum(map(len, fields.values())) > MAX_MESSAGE_BYTES:
         raise UnreadableMessage(f"message is over {MAX_MESSAGE_BYTES} bytes")
     if fields.get(b"v") != VERSION:
@@ -150,11 +163,24 @@ def read_inbox_message(fields: dict[bytes, bytes]) -> InboxMessage:
     try:
         request_id = fields[b"id"].decode()
         if fields[b"kind"] == b"cancel":
-            return Cancel(request_id, fields[b"error"].decode())
+            return Cancel(request_id, fields[b"error"].decode(), _written_at(entry_id))
         if fields[b"kind"] == b"assignment":
             weights_digest = fields[b"weights"].decode()
             request = unpack_request(fields[b"request"])
-            return Assignment(request_id, int(fields[b"attempt"]), weights_digest, request)
+            queued = fields.get(b"queued")
+            return Assignment(
+                request_id,
+                int(fields[b"attempt"]),
+                weights_digest,
+                request,
+                queued_at=None if queued is None else _written_at(queued),
+                assigned_at=_written_at(entry_id),
+            )
     except (KeyError, ValueError) as error:
         raise UnreadableMessage(f"inbox entry: {error!r}") from error
     raise UnreadableMessage(f"kind {fields[b'kind']!r} is unknown")
+
+
+def _written_at(entry_id: bytes) -> float:
+    """When a stream's entry was written, in seconds of Redis's clock, to the millisecond."""
+    return int(entry_id.partition(b"-")[0]) / 1000

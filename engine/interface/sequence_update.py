@@ -26,6 +26,8 @@ class SequenceUpdate(NamedTuple):
     `logprobs` has one entry per token of `token_ids`, or is None when they were not asked for.
     `prompt_logprobs` goes on where the sequence's last one ended, from the prompt's second
     token; every token is there once, all of them before or with the first output token.
+    An end that the engine was asked for or brought about between two steps says how many steps
+    it had done by then, and how many KV blocks came free.
     A named tuple, since a step makes hundreds and a frozen dataclass costs four times as much.
     """
 
@@ -38,3 +40,5 @@ class SequenceUpdate(NamedTuple):
     message: str = ""
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    step: int = 0
+    blocks_freed: int = 0

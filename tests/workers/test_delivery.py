@@ -14,6 +14,7 @@ from engine.interface.text_options import TextOptions
 from engine.interface.token_logprobs import TokenLogprob
 from engine.text.tokenizer import Tokenizer
 from workers.delivery import Delivery
+from workers.request_times import Received
 from workers.scripted_model import EOS_TOKEN_ID, make_scripted_model
 
 NOTHING_SPECIAL = TextOptions()
@@ -48,7 +49,7 @@ def begin(
     request = GenerationRequest(
         "r" * 26, prompts, sampling, priority_class, "scope", 0.0, 60.0, text=text
     )
-    return Delivery(Assignment("r" * 26, 1, "d", request), tokenizer, log, 0.5, 100.0)
+    return Delivery(Assignment("r" * 26, 1, "d", request), tokenizer, log, Received(0.5, 100.0))
 
 
 def say(
@@ -154,6 +155,7 @@ def test_times_say_where_a_request_spent_them(tokenizer: Tokenizer) -> None:
     timings = delivery.settlement("replica").timings
     assert (timings.queue_s, timings.wait_s) == (0.5, 1.0)
     assert (timings.prefill_s, timings.decode_s) == (2.0, 2.0)
+    assert (timings.inter_token_p50_s, timings.inter_token_max_s) == (1.0, 1.0)
 
 
 def test_only_batch_outputs_are_kept(tokenizer: Tokenizer) -> None:

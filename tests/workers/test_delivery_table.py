@@ -11,6 +11,7 @@ from engine.interface.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
 from workers.delivery import Delivery
 from workers.delivery_table import MAX_SCOPES, DeliveryTable, TableLoad, kv_tokens_free
+from workers.request_times import Received
 from workers.scripted_model import make_scripted_model
 
 BLOCK_SIZE = 16
@@ -46,7 +47,7 @@ def delivery(
         deadline_at=float("inf"),
     )
     assignment = Assignment(request_id, 1, "digest", request)
-    return Delivery(assignment, tokenizer, [], queue_s=0.0, received_at=time.monotonic())
+    return Delivery(assignment, tokenizer, [], Received(0.0, time.monotonic()))
 
 
 def test_a_class_is_counted_alone_when_asked_for(tokenizer: Tokenizer) -> None:

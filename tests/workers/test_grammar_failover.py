@@ -18,6 +18,7 @@ from engine.interface.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
 from tests.engine.grammar.small_model import write_small_model
 from workers.delivery import Delivery
+from workers.request_times import Received
 
 SCHEMA = {
     "type": "object",
@@ -64,7 +65,7 @@ def attempt(
 ) -> list[GenerationDelta]:
     """What one replica delivers after the log, until it dies or all is said."""
     request = unpack_request(pack_request(REQUEST))
-    delivery = Delivery(Assignment("r" * 26, 1, "d", request), tokenizer, log, 0.0, 0.0)
+    delivery = Delivery(Assignment("r" * 26, 1, "d", request), tokenizer, log, Received(0.0, 0.0))
     engine.add(delivery.resumed_request())
     delivered: list[GenerationDelta] = []
     while engine.has_work and most_steps:

@@ -15,11 +15,11 @@ from control.metering.settlement import (
     ChoiceOutput,
     Claim,
     Settlement,
-    Timings,
     begin_attempt,
     read_ending,
     settle,
 )
+from control.metering.timings import Timings
 from engine.interface.generation_delta import FinishReason, Usage
 
 
