@@ -187,6 +187,19 @@ def control_plane(json: ResultFile = None) -> None:
 
 
 @bench.command()
+def broken_streams(
+    json: ResultFile = None,
+    streams: Annotated[int, typer.Option(min=1, help="Read while gateways die.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="Of 50 calls that race for one key.")] = 100,
+    dropped: Annotated[int, typer.Option(min=1, help="Calls without a key.")] = 300,
+) -> None:
+    """What callers see of gateways that die, and what repeated calls cost. Takes minutes."""
+    from benchmarks.broken_streams import Plan, main
+
+    main(json, Plan(num_streams=streams, num_rounds=rounds, num_dropped=dropped))
+
+
+@bench.command()
 def settlement(json: ResultFile = None) -> None:
     """What it costs that a request is in the ledger before its end is told. Takes a minute."""
     from benchmarks.settlement import main
