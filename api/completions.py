@@ -4,6 +4,8 @@ The order keeps refusals cheap: key, size, body; then whether the call repeats a
 request it is given; then everything else (`api.completion_call`).
 """
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -17,6 +19,8 @@ from api.repetition import repetition_of
 from control.protocol.chat_request import ChatRequest
 from control.protocol.completion_request import CompletionRequest
 from control.protocol.json_body import parse_object
+
+LONG_BODY_BYTES = 64 * 1024
 
 router = APIRouter()
 
@@ -37,7 +41,13 @@ async def _answer(
     request: Request, caller: Caller, kind: type[ChatRequest] | type[CompletionRequest]
 ) -> Response:
     gateway = gateway_of(request)
-    body = parse_object(await read_json_body(request, gateway.max_body_bytes))
+    data = await read_json_body(request, gateway.max_body_bytes)
+    body = parse_object(data)
     fields = kind.parse(body)
-    call = CompletionCall(gateway, request, caller, fields, repetition_of(request, body))
+    if len(data) > LONG_BODY_BYTES:
+        # Not on the loop: what it means is written anew to be hashed.
+        repetition = await asyncio.to_thread(repetition_of, request, body)
+    else:
+        repetition = repetition_of(request, body)
+    call = CompletionCall(gateway, request, caller, fields, repetition)
     return RepeatedCall(call) if call.repetition.may_repeat else await call.new()

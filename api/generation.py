@@ -19,6 +19,8 @@ from api.answer import Answer
 from api.breakage import Breakage
 from api.entrance import Entrance, entered
 from api.gateway import Gateway
+from api.http_protocol import ON_RESET
+from api.whole_answer import WholeAnswer
 from control.errors import Restarting, ServiceError
 
 # A gateway that died is missed for so long.
@@ -57,8 +59,17 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve until the end, or until the caller hangs up."""
-        del scope
+        if isinstance(self._answer, WholeAnswer):
+            scope["state"][ON_RESET] = self._note_unread
         await _unless_disconnected(receive, self._serve(self._sender(send)))
+
+    def _note_unread(self) -> None:
+        """The answer was written and not read: a caller that repeats the call is given it again.
+
+        It stays on the invoice: what was read of it nobody knows.
+        """
+        if self._answer.is_started and self._breakage.body_hash is not None:
+            self._gateway.start(self._breakage.note(was_heard=True))
 
     def _sender(self, send: Send) -> Send:
         async def send_with_headers(message: Message) -> None:

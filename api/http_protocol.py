@@ -26,6 +26,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from control.protocol.error_object import CALLER, ErrorFace
 from control.protocol.responses import to_json
 
+# In a request's state: called if the connection is reset before its next request, which it is by
+# a client that closes without having read all of the answer.
+ON_RESET = "on_reset"
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 100
 HEADER_LIMIT_S = 10.0
@@ -76,6 +79,10 @@ class GatewayProtocol(HttpToolsProtocol):
         """The client is gone."""
         self._stop_receiving()
         self.resume_writing()
+        if isinstance(exc, ConnectionResetError) and self.scope is not None:
+            on_reset = self.scope["state"].get(ON_RESET)
+            if on_reset is not None:
+                on_reset()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -32,7 +32,7 @@ class Repetition:
     """What a call says of repetitions.
 
     `retry_count` is None for a client that is not known to repeat what breaks. What broke longer
-    than `within_s` ago is not repeated any more.
+    than `within_s` ago is not repeated any more. `body_hash` is empty where nobody needs it.
     """
 
     key: str | None
@@ -58,10 +58,12 @@ def repetition_of(request: Request, fields: Mapping[str, object]) -> Repetition:
     headers = request.headers
     timeout_s = whole_number(headers.get(READ_TIMEOUT, "").partition(".")[0])
     waits_s = DEFAULT_READ_TIMEOUT_S if timeout_s is None else min(timeout_s, MAX_READ_TIMEOUT_S)
+    key, retry_count = idempotency_key(request), whole_number(headers.get(RETRY_COUNT, ""))
+    is_repeatable = key is not None or retry_count is not None
     return Repetition(
-        key=idempotency_key(request),
-        body_hash=body_hash(fields),
-        retry_count=whole_number(headers.get(RETRY_COUNT, "")),
+        key=key,
+        body_hash=body_hash(fields) if is_repeatable else b"",
+        retry_count=retry_count,
         within_s=waits_s + SLACK_S,
         prefers_async="respond-async" in headers.get("prefer", "").lower(),
     )

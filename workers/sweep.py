@@ -14,6 +14,7 @@ from typing import cast
 import redis
 from sqlalchemy import Engine
 
+from control.admission.broken import note_orphan
 from control.admission.bucket import renew
 from control.faults import fault_point
 from control.metering.ending import end_request
@@ -74,7 +75,7 @@ class Sweep:
             elif request.ending and not request.replica_id and not request.is_queued:
                 self._end(request, request.ending)
             elif self._is_orphaned(request, followers):
-                invoke(self._client, lapse(self._keys, request.request_id, request.followers))
+                self._lapse(request)
         self._renew(open_requests)
         for replica_id in silent:
             log.warning("replica %s is gone", replica_id)
@@ -106,6 +107,12 @@ class Sweep:
             return True
         orphaned_at = self._orphaned_at.setdefault(request.request_id, self._monotonic())
         return self._monotonic() - orphaned_at >= ORPHAN_GRACE_S
+
+    def _lapse(self, request: _Open) -> None:
+        if request.followers and not request.ending:
+            with self._database.begin() as connection:
+                note_orphan(connection, request.request_id)
+        invoke(self._client, lapse(self._keys, request.request_id, request.followers))
 
     def _take_from_dead(self, request: _Open) -> None:
         if request.failures >= MAX_FAILURES:

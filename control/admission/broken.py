@@ -7,10 +7,11 @@ call of the same API key that means the same and says that it is a repetition, a
 A request of whose answer no byte was written is waste on the invoice, as long as nobody heard it.
 """
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control.identity.request_id import created_at_of
+from control.protocol.answer_form import unpack_form
 
 _NOTE = text(
     """
@@ -20,6 +21,13 @@ _NOTE = text(
     SET broken_at = now(), retried_by = NULL, body_hash = EXCLUDED.body_hash,
         was_heard = b.was_heard OR EXCLUDED.was_heard
     WHERE b.heard_at IS NULL
+    """
+)
+
+_ORPHAN = text(
+    """
+    SELECT key_id, answer_form FROM requests
+    WHERE created_at = :created_at AND request_id = :request_id
     """
 )
 
@@ -67,6 +75,20 @@ async def note_broken(
             "was_heard": was_heard,
         },
     )
+
+
+def note_orphan(connection: Connection, request_id: str) -> None:
+    """Note that the gateway died to which the request's caller was connected.
+
+    Of an answer that is told at its end, nothing was written then; of a stream, nobody knows how
+    much, and it counts as heard.
+    """
+    key = {"created_at": created_at_of(request_id), "request_id": request_id}
+    row = connection.execute(_ORPHAN, key).one_or_none()
+    if row is None or row.answer_form is None or unpack_form(bytes(row.answer_form)).is_stream:
+        return
+    values = {**key, "key_id": row.key_id, "body_hash": None, "was_heard": False}
+    connection.execute(_NOTE, values)
 
 
 async def take_broken(

@@ -468,6 +468,23 @@ def test_the_official_client_repeats_a_dropped_call_and_is_billed_once(
     assert num_billed(served, replica) == 1
 
 
+def test_an_answer_that_was_written_and_not_read_is_given_to_its_repetition(
+    http: httpx.Client, served: Served, replica: ScriptedReplica, start: Start
+) -> None:
+    stream = start(FIRST, stream=False)
+    run = replica.latest()
+    assert run.ended.wait(WAIT_S)
+    stream.peek()
+    stream.leave()  # With what it has not read: a reset.
+    until(lambda: broken(served, run.request.request_id) is not None, WAIT_S)
+    answer = post(http, served, prompt="x", headers=RETRIED)
+    assert answer.json()["id"] == f"cmpl-{run.request.request_id}"
+    assert num_billed(served, replica) == len(replica.runs) == 1
+    post(http, served, prompt="x", headers=FIRST)  # Read to its end: nothing is noted.
+    assert len(replica.runs) == 2
+    assert broken(served, replica.latest().request.request_id) is None
+
+
 def test_one_of_several_callers_may_leave(
     http: httpx.Client, served: Served, replica: ScriptedReplica, start: Start
 ) -> None:

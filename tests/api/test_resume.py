@@ -99,6 +99,10 @@ class Stream:
         body = self.said.partition("\r\n\r\n")[2]
         return events("".join(re.split(r"(?:\r\n)?[0-9a-f]+\r\n", body)).rstrip("\r\n") + "\n\n")
 
+    def peek(self) -> None:
+        """Wait until something has come, and leave it there."""
+        assert self._socket.recv(1, socket.MSG_PEEK)
+
     def leave(self) -> None:
         self._socket.close()
 

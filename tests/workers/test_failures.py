@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from sqlalchemy import text
 from control.database.connection import connect as connect_database
 from control.metering.expiry import Expiry
 from control.metering.settlement import Claim, begin_attempt
+from control.protocol.answer_form import AnswerForm, pack_form
 from control.streams.functions import invoke, seize
 from tests.servers import Servers
 from tests.workers.service import Service, until
@@ -209,6 +211,43 @@ async def test_a_request_that_no_row_knows_ends_unbilled(service: Service) -> No
         answer = await asking
     assert answer.last.error == "request_lost"
     assert service.usage(request.request_id) == []
+
+
+async def test_a_request_that_was_left_with_a_grace_ends_with_it_without_its_gateway(
+    service: Service,
+) -> None:
+    service.start_dispatcher()
+    service.start_replica(delay_ms=20)
+    request = service.request(b"x" * 250, max_tokens=250)
+    async with service.caller() as caller:
+        assert await caller.admission.accept(service.reservation(request), request)
+        until(lambda: service.num_deltas(request.request_id) > 0)
+        assert await caller.follower.leave(service.model, request.request_id, grace_s=1)
+    until(lambda: service.state(request.request_id) == "cancelled", 15)
+    ((_, completion_tokens, _, _, error),) = service.usage(request.request_id)
+    assert error == "cancelled"
+    # It went on for the grace, and not much longer: the dispatcher looks once a second.
+    assert 40 < completion_tokens < 250
+
+
+async def test_a_whole_answer_whose_gateway_died_is_on_no_invoice(service: Service) -> None:
+    service.start_dispatcher()
+    service.start_replica(delay_ms=100)
+    whole, stream = (service.request(b"x" * 250, max_tokens=250) for _ in range(2))
+    async with service.caller() as caller:
+        for request, is_stream in ((whole, False), (stream, True)):
+            form = pack_form(AnswerForm(is_chat=False, is_stream=is_stream))
+            reservation = replace(service.reservation(request), answer_form=form)
+            assert await caller.admission.accept(reservation, request)
+    service.client.delete(f"follower:{caller.follower.follower_id}")
+    until(lambda: service.state(whole.request_id) == "cancelled", 15)
+    until(lambda: service.state(stream.request_id) == "cancelled", 15)
+    with service.database.connect() as connection:
+        found = connection.execute(
+            text("SELECT request_id FROM undelivered_requests WHERE request_id = ANY(:ids)"),
+            {"ids": [whole.request_id, stream.request_id]},
+        ).scalars()
+        assert list(found) == [whole.request_id]
 
 
 async def test_a_server_that_lost_the_followers_leases_costs_nobody_his_request(
