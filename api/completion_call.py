@@ -6,6 +6,7 @@ costs no encoding: how it is told is kept, and this call says only whether as a 
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, replace
 
 from fastapi import Request
@@ -14,7 +15,7 @@ from api.answer import answer_in, head_of
 from api.authentication import Caller
 from api.breakage import Breakage
 from api.entrance import KnownRequest, NewRequest
-from api.envelope import request_id_of
+from api.envelope import began_at, request_id_of
 from api.event_labels import EventLabels
 from api.gateway import Gateway
 from api.generation import GenerationResponse
@@ -66,7 +67,7 @@ class CompletionCall:
         """
         gateway, fields = self.gateway, self.fields
         self._check_no_last_event()
-        arrival = gateway.clock.now()
+        arrival = gateway.clock.now() - (time.monotonic() - began_at(self.http_request.scope))
         name = fields.model if adopted is None else adopted.pinned_name
         version = resolve(await gateway.registry.current(), name)
         text = await gateway.prompts.of(version)

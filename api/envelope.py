@@ -18,6 +18,7 @@ from control.protocol.error_object import INTERNAL
 
 REQUEST_ID_PREFIX = "req_"
 
+BEGAN_AT = "began_at"
 _STATE = "request_id"
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _log = logging.getLogger("headrace.gateway")
@@ -28,6 +29,12 @@ def request_id_of(request: Request) -> str:
     request_id = request.scope["state"][_STATE]
     assert isinstance(request_id, str)
     return request_id
+
+
+def began_at(scope: Scope) -> float:
+    """The monotonic second at which the request's first byte was read."""
+    at = scope["state"].get(BEGAN_AT)
+    return at if isinstance(at, float) else time.monotonic()
 
 
 class Envelope:

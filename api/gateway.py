@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.authentication import Authenticator
 from api.drain import Drain
+from api.first_words import FirstWords
 from api.grammars import Grammars
 from api.key_uses import KeyUses
 from api.prompts import Prompts
@@ -47,6 +48,7 @@ class Gateway:
     clock: SharedClock
     authenticator: Authenticator
     key_uses: KeyUses
+    first_words: FirstWords
     pepper: bytes = field(repr=False)
     registry: RegistryView
     prompts: Prompts
@@ -86,6 +88,7 @@ class Gateway:
             asyncio.create_task(self._keep_time(), name="clock"),
             asyncio.create_task(self._preload(), name="preload"),
             asyncio.create_task(self.key_uses.run(), name="key uses"),
+            asyncio.create_task(self.first_words.run(), name="first words"),
         ]
         try:
             yield
@@ -96,6 +99,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.key_uses.write()
+            await self.first_words.write()
             await asyncio.to_thread(self.prompts.close)
             await asyncio.to_thread(self.grammars.close)
             if self.doorbell is not None:
@@ -132,6 +136,7 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
         clock=SharedClock(),
         authenticator=Authenticator(database, settings.pepper, uses=key_uses),
         key_uses=key_uses,
+        first_words=FirstWords(database),
         pepper=settings.pepper,
         registry=registry,
         prompts=Prompts(),

@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from api.answer import Answer
 from api.breakage import Breakage
 from api.entrance import Entrance, entered
+from api.envelope import began_at
 from api.gateway import Gateway
 from api.http_protocol import ON_RESET
 from api.whole_answer import WholeAnswer
@@ -56,9 +57,11 @@ class GenerationResponse(Response):
         self._breakage = breakage
         self._grace_s = grace_s
         self._more_headers = headers
+        self._began_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve until the end, or until the caller hangs up."""
+        self._began_at = began_at(scope)
         if isinstance(self._answer, WholeAnswer):
             scope["state"][ON_RESET] = self._note_unread
         await _unless_disconnected(receive, self._serve(self._sender(send)))
@@ -91,6 +94,7 @@ class GenerationResponse(Response):
                     entering = asyncio.create_task(self._entrance.enter(subscription))
                     await entered(entering)
                     await self._answer.run(subscription, send)
+                self._note_first_words()
             except asyncio.CancelledError:
                 if not self._gateway.drain.is_over:
                     self._leave(entering, self._grace_s, is_broken=True)
@@ -107,6 +111,11 @@ class GenerationResponse(Response):
             except BaseException:
                 self._leave(entering, self._grace_s)
                 raise
+
+    def _note_first_words(self) -> None:
+        words_at = self._answer.words_at
+        if words_at is not None and not self._entrance.is_known:
+            self._gateway.first_words.note(self._entrance.request_id, words_at - self._began_at)
 
     def _leave(
         self, entering: "asyncio.Task[None]", grace_s: int, *, is_broken: bool = False

@@ -17,12 +17,14 @@ import asyncio
 import contextlib
 import re
 import socket
+import time
 from asyncio.events import TimerHandle
 from http import HTTPStatus
 from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from api.envelope import BEGAN_AT
 from control.protocol.error_object import CALLER, ErrorFace
 from control.protocol.responses import to_json
 
@@ -117,6 +119,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._is_answering():
             raise TooEarly
         super().on_message_begin()
+        self.scope["state"][BEGAN_AT] = time.monotonic()
         self._is_in_headers = True
         self._num_parsed_headers = 0
         self._num_parsed_bytes = 0

@@ -10,6 +10,7 @@ its own accord (heartbeats, that it restarts) and of `[DONE]` there are none.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from starlette.types import Send
@@ -46,6 +47,8 @@ class StreamAnswer:
     contents: AnswerContents | None = None
     labels: EventLabels | None = None
     is_started: bool = field(default=False, init=False)
+    # The monotonic second at which the first words were told.
+    words_at: float | None = field(default=None, init=False)
     _has_opened: bool = field(default=False, init=False)
     _num_tokens: int = field(default=0, init=False)
 
@@ -62,6 +65,8 @@ class StreamAnswer:
             events = opening + await self._rendered(delta)
             if events:
                 await self._write(send, events, is_last=delta.is_last)
+                if delta.token_ids:
+                    self.words_at = self.words_at or time.monotonic()
             if delta.is_last:
                 return
 

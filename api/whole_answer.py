@@ -23,6 +23,8 @@ class WholeAnswer:
     num_choices: int
     contents: AnswerContents
     is_started: bool = field(default=False, init=False)
+    # Its first words are told with its last.
+    words_at: None = field(default=None, init=False)
     _deltas: dict[int, list[GenerationDelta]] = field(default_factory=dict, init=False)
 
     async def run(self, subscription: Subscription, send: Send) -> None:

@@ -48,6 +48,7 @@ class CompletionTimes:
     ended_at: float
     num_tokens: int
     num_cached_tokens: int
+    answer_id: str = ""
 
     @property
     def first_token_s(self) -> float:
@@ -108,6 +109,7 @@ async def _times(reader: asyncio.StreamReader, sent_at: float, asked: int) -> Co
         raise CompletionFailed(f"HTTP {b' '.join(status).decode(errors='replace')!r} {rest!r}")
     text_at: list[float] = []
     usage: dict[str, object] = {}
+    answer_id = ""
     # Chunk sizes and headers are lines as well; none of them begins like an event.
     while (line := await reader.readline()) and line.strip() != b"data: [DONE]":
         if not line.startswith(b"data: {"):
@@ -117,6 +119,7 @@ async def _times(reader: asyncio.StreamReader, sent_at: float, asked: int) -> Co
         if event.get("error"):
             raise CompletionFailed(str(event["error"]))
         usage = event.get("usage") or usage
+        answer_id = str(event.get("id", ""))
         choices = event.get("choices") or [{}]
         if choices[0].get("text"):
             text_at.append(now)
@@ -126,7 +129,7 @@ async def _times(reader: asyncio.StreamReader, sent_at: float, asked: int) -> Co
     said, cached = _counts(usage, len(text_at))
     if said != asked:
         raise CompletionFailed(f"{asked} tokens were asked for, {said} came.")
-    return CompletionTimes(sent_at, text_at, ended_at, said, cached)
+    return CompletionTimes(sent_at, text_at, ended_at, said, cached, answer_id)
 
 
 def _counts(usage: dict[str, object], num_pieces: int) -> tuple[int, int]:

@@ -208,6 +208,14 @@ def settlement(json: ResultFile = None) -> None:
 
 
 @bench.command()
+def stages(json: ResultFile = None) -> None:
+    """That a request's stages in the database are the time its reader waited. Takes a minute."""
+    from benchmarks.stages import main
+
+    main(json)
+
+
+@bench.command()
 def platform_cost(model: ModelFolder = None, json: ResultFile = None) -> None:
     """What the service takes of the engine's own speed. Takes a few minutes."""
     from benchmarks.platform_cost import main

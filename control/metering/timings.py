@@ -1,6 +1,6 @@
 """Where a request's time went: one record for each, written with its settlement.
 
-    accept   read by a gateway     -> queued        (text to tokens, the ledger, Redis)
+    accept   its first byte        -> queued        (text to tokens, the ledger, Redis)
     queue    queued                -> assigned
     place    assigned              -> taken up by its replica
     wait     taken up              -> first computed
@@ -8,8 +8,10 @@
     publish  first token sampled   -> in the log and the feeds
     decode   first token sampled   -> last token sampled
 
-The first six are the time to the first token as the service sees it. A request that went on
-elsewhere has no accept and no place: its queue is all that came before the attempt that settled.
+The first six are the time to the first token as the service sees it; a stream's gateway adds when
+it told the first words, `told`, counted from the request's first byte like the rest. A request that
+went on elsewhere has no accept and no place: its queue is all that came before the attempt that
+settled.
 """
 
 from collections.abc import Sequence

@@ -336,6 +336,34 @@ print("fine")
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
+def test_the_stages_of_a_stream_add_up_to_when_its_reader_had_the_first_words(
+    service: LiveService,
+) -> None:
+    client = service.client()
+    sent_at = time.monotonic()
+    with client.completions.with_streaming_response.create(
+        model="scripted", prompt="how long did this take?", max_tokens=40, stream=True
+    ) as response:
+        request_id = response.headers["x-request-id"].removeprefix("req_")
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        seen_s = time.monotonic() - sent_at
+        assert list(lines)
+    query = (
+        "SELECT told_s, first_token_s, tell_s, accept_s, queue_s, place_s, wait_s, prefill_s, "
+        "publish_s FROM request_stages WHERE request_id = %s"
+    )
+    until(lambda: service.sql(query, request_id)[0][0] is not None, 5)
+    ((told_s, first_token_s, tell_s, *stages),) = cast(
+        "list[tuple[float, ...]]", service.sql(query, request_id)
+    )
+    assert all(stage >= 0 for stage in stages)
+    assert sum(stages) == pytest.approx(first_token_s)
+    assert first_token_s + tell_s == pytest.approx(told_s)
+    # What the reader saw beyond that is this machine's; `headrace bench stages` measures it.
+    assert 0 < told_s <= seen_s
+
+
 class Load:
     """Callers that ask again and again, as people with an SDK do."""
 
