@@ -42,7 +42,7 @@ NUM_AT_ONCE = 50
 _SETTINGS = {
     "HEADRACE_MAX_NUM_SEQS": "64",
     "HEADRACE_KV_TOKENS": "65536",
-    "HEADRACE_SCRIPTED_DELAY_MS": "20",
+    "HEADRACE_SCRIPTED_DELAY_MS": "40",
 }
 
 
@@ -198,7 +198,7 @@ class Dropping(httpx2.AsyncBaseTransport):
             return await self._way.handle_async_request(request)
         self.num_drops += 1
         try:
-            async with asyncio.timeout(random.uniform(0.05, 1.2)):
+            async with asyncio.timeout(random.uniform(0.05, 2.4)):
                 answer = await self._way.handle_async_request(request)
         except TimeoutError as error:
             raise httpx2.ReadError("dropped") from error

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import httpx2
 import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
 from benchmarks.service_process import running_service
+from headrace.client import Headrace
 from tests.end_to_end.live_service import LiveService, until
 from tests.end_to_end.traces import Traces
 
@@ -74,6 +76,44 @@ def test_sixteen_streams_and_one_hangs_up(service: LiveService) -> None:
     assert seen <= completion < 200
     assert wasted == 0
     until(lambda: service.snapshots()[0].kv_blocks_free == free_before, 5)
+
+
+def test_a_second_after_its_caller_left_a_requests_usage_is_known(service: LiveService) -> None:
+    client = service.client()
+    for num_read in (1, 7, 30):
+        stream = client.completions.create(
+            model="scripted", prompt="y" * 390, max_tokens=400, temperature=0, stream=True
+        )
+        chunks = [next(stream) for _ in range(num_read)]
+        completion_id = chunks[-1].id
+        stream.close()
+        left_at = time.monotonic()
+        status: dict[str, Any] = {}
+        while status.get("status") != "cancelled":
+            assert time.monotonic() - left_at < 1.0, status
+            status = client.get(f"/completions/{completion_id}", cast_to=dict[str, Any])
+        query = "SELECT completion_tokens FROM usage_events WHERE request_id = %s"
+        ((billed,),) = service.sql(query, completion_id.removeprefix("cmpl-"))
+        assert status["usage"]["completion_tokens"] == billed
+        logged = client.get(f"/completions/{completion_id}/stream", cast_to=httpx2.Response)
+        assert logged.text.count('"text":"y"') == billed
+
+
+def test_a_stream_outlives_its_gateway_and_its_replica(service: LiveService) -> None:
+    helper = Headrace(service.client())
+    prompt = "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(300))
+    said = ""
+    for chunk in helper.completions.stream(
+        model="scripted", prompt=prompt, max_tokens=300, temperature=0
+    ):
+        before, said = len(said), said + chunk.choices[0].text
+        for process, place in (("gateway", 60), ("replica", 150)):
+            if before < place <= len(said):
+                pid = service.pid_of(process)
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+    assert said == prompt
+    until(lambda: service.pid_of("replica") is not None, 20)
 
 
 def test_a_batch_of_five_lines(service: LiveService, tmp_path: Path) -> None:
