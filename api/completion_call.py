@@ -22,7 +22,13 @@ from api.generation import GenerationResponse
 from api.models import resolve
 from api.prompts import TokenIds, VersionText
 from api.repetition import Repetition, endpoint_of
-from api.resume_headers import LAST_EVENT_ID, RESUME_GRACE, last_event, resume_grace_s
+from api.resume_headers import (
+    LAST_EVENT_ID,
+    RESUME_GRACE,
+    last_event,
+    resume_grace_s,
+    whole_number,
+)
 from control.admission.accepted import Accepted
 from control.errors import Overloaded
 from control.protocol.accepted_request import Order, build_request, check_early, reserve
@@ -137,8 +143,9 @@ class CompletionCall:
         return Breakage(self.gateway.database, request_id, self.caller.key_id, shown)
 
     def _check_no_last_event(self) -> None:
-        """Nothing was said yet of a request that is made now."""
-        if LAST_EVENT_ID in self.http_request.headers:
+        """A request that is made now has said nothing, and what it is to replace had not either."""
+        named = self.http_request.headers.get(LAST_EVENT_ID, ":0")
+        if whole_number(named.rpartition(":")[2]) != 0:
             raise InvalidRequest(
                 f"Nothing was said yet that could be after {LAST_EVENT_ID}. A stream is asked for "
                 "by its Idempotency-Key, or by its id: GET …/{id}/stream.",

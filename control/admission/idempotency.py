@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control.errors import KeyReused, RequestInProgress
+from control.identity.request_id import created_at_of, is_request_id
 
 KEPT_S = 24 * 3600
 KEY_REUSED = "This key was used with another body. Use a new key for a new request."
@@ -78,13 +79,17 @@ _PRUNE = text(
     DELETE FROM idempotency_keys WHERE ctid IN (
         SELECT ctid FROM idempotency_keys
         WHERE created_at <= now() - make_interval(secs => :kept_s) LIMIT :most)
+    RETURNING object_id
     """
 )
 
-_PRUNE_BROKEN = text(
+# Outputs of batches have no key, and are not found.
+_FORGET_OUTPUTS = text(
     """
-    UPDATE broken_requests SET body_hash = NULL
-    WHERE body_hash IS NOT NULL AND broken_at <= now() - make_interval(secs => :kept_s)
+    DELETE FROM request_outputs o
+    USING unnest(CAST(:created_at AS timestamptz[]), CAST(:request_id AS text[]))
+        AS g (created_at, request_id)
+    WHERE o.created_at = g.created_at AND o.request_id = g.request_id
     """
 )
 
@@ -157,7 +162,13 @@ async def find_key(connection: AsyncConnection, tenant_id: str, key: str) -> Seq
 
 
 def prune_keys(connection: Connection) -> int:
-    """Forget keys that are a day old. Returns how many; what is left is for the next round."""
+    """Forget keys that are a day old, and what their requests said.
+
+    Returns how many; what is left is for the next round.
+    """
     values = {"kept_s": KEPT_S, "most": PRUNED_AT_ONCE}
-    connection.execute(_PRUNE_BROKEN, {"kept_s": KEPT_S})
-    return connection.execute(_PRUNE, values).rowcount
+    pruned = list(connection.execute(_PRUNE, values).scalars())
+    requests = [object_id for object_id in pruned if is_request_id(object_id)]
+    created = [created_at_of(request_id) for request_id in requests]
+    connection.execute(_FORGET_OUTPUTS, {"created_at": created, "request_id": requests})
+    return len(pruned)

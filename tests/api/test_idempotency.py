@@ -306,6 +306,11 @@ def test_keys_are_forgotten_after_a_day(
         connection.execute(text("UPDATE idempotency_keys SET created_at = '2020-01-01'"))
         assert prune_keys(connection) > 0
         assert prune_keys(connection) == 0
+        kept = connection.execute(
+            text("SELECT count(*) FROM request_outputs WHERE request_id = ANY(:ids)"),
+            {"ids": list(replica.runs)},
+        )
+        assert kept.scalar_one() == 1  # that of the key which was taken over
 
 
 def test_what_a_body_means_decides_not_how_it_is_written() -> None:
