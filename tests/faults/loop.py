@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import psycopg
 
@@ -228,6 +229,10 @@ def _lies(told: Outcome, row: tuple[object, ...] | None) -> Iterator[str]:
     for choice, text in told.texts.items():
         if not wish.expected_text.startswith(text):
             yield f"{name} choice {choice} said {text!r}, not {wish.expected_text!r}"
+    # One character is one token here. What Valkey and a replica lost together nobody can bill.
+    num_heard = sum(map(len, told.texts.values()))
+    if row[2] != RequestLost.code and num_heard > cast("int", row[5]):
+        yield f"{name} heard {num_heard} tokens and was billed {row[5]}"
     # Of a request that Valkey has lost the gateway tells what it has counted itself.
     is_known = told.usage is not None and told.error != RequestLost.code
     if is_known and told.usage != row[4:6]:

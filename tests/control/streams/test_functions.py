@@ -151,6 +151,17 @@ def test_only_the_holder_of_the_token_assigns(transport: Transport) -> None:
     assert transport(lead(transport.keys, "somebody else", 1000)) == b"standby"
 
 
+def test_only_the_leader_or_who_has_it_puts_a_request_back(transport: Transport) -> None:
+    transport.queue("a")
+    transport.assign("a", "r1")
+    assert transport(requeue(transport.keys, "somebody else", "a", "r1", 1)) == b"not_leader"
+    assert transport(requeue(transport.keys, TOKEN, "a", "r2", 1)) == b"moved"
+    assert transport(requeue(transport.keys, "", "a", "r2", 0)) == b"moved"
+    assert transport.queued() == 0
+    assert transport(requeue(transport.keys, "", "a", "r1", 0)) == b"queued"
+    assert transport.queued() == 1
+
+
 def test_deltas_of_an_old_attempt_are_refused(transport: Transport) -> None:
     transport.queue("a")
     transport.assign("a", "r1")
