@@ -20,7 +20,7 @@ from api.gateway import Gateway, gateway_of
 from api.generation import GenerationResponse
 from api.models import resolve
 from api.resume_headers import last_event, resume_grace_s
-from api.stored import transaction
+from api.stored import reading
 from control.admission.accepted import Accepted, read_accepted
 from control.admission.progress import read_progress
 from control.errors import NotFound, StoreUnavailable
@@ -95,7 +95,7 @@ async def _find(request: Request, caller: Caller, completion_id: str) -> Accepte
     request_id = completion_id.removeprefix(shape.id_prefix)
     if shape.id_prefix + request_id != completion_id or not is_request_id(request_id):
         raise _unknown()
-    async with transaction(gateway_of(request).database) as connection:
+    async with reading(gateway_of(request).database) as connection:
         accepted = await read_accepted(connection, caller.tenant_id, request_id)
     if accepted is None or _shape_of(accepted) is not shape:
         raise _unknown()

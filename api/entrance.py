@@ -11,7 +11,7 @@ from typing import Protocol
 from redis.exceptions import RedisError
 
 from api.gateway import Gateway
-from api.stored import transaction
+from api.stored import reading
 from control.admission.accepted import Accepted, read_accepted
 from control.admission.reservation import Reservation
 from control.errors import KeyMoved, RequestLost, StoreUnavailable, StreamExpired
@@ -165,7 +165,7 @@ class KnownRequest:
             )
 
     async def _look(self) -> Accepted:
-        async with transaction(self.gateway.database) as connection:
+        async with reading(self.gateway.database) as connection:
             accepted = await read_accepted(connection, self.tenant_id, self.request_id)
         if accepted is None:
             raise KeyMoved("The request was given back.", retry_after_ms=RETRY_AFTER_MS)
@@ -183,7 +183,7 @@ class KnownRequest:
             if version is not None:
                 text = await self.gateway.prompts.of(version)
                 reader = TokenReader(text.tokenizer, form.text)
-                async with transaction(self.gateway.database) as connection:
+                async with reading(self.gateway.database) as connection:
                     deltas = await read_stored_deltas(connection, self.request_id, reader)
         if not deltas and not self.is_kept:
             raise StreamExpired(

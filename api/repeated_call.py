@@ -14,7 +14,7 @@ from api.completion_call import CompletionCall
 from api.entrance import NeverQueued
 from api.errors import told
 from api.generation import GenerationResponse
-from api.stored import transaction
+from api.stored import reading, transaction
 from control.admission.accepted import Accepted, read_accepted
 from control.admission.broken import take_broken
 from control.admission.idempotency import KEY_REUSED, KeptKey, find_key
@@ -85,7 +85,7 @@ class RepeatedCall(Response):
     async def _kept(self, key: str) -> KeptKey | None:
         """What the key stands for here. Raises RequestInProgress if it is at work elsewhere."""
         call = self._call
-        async with transaction(call.gateway.database) as connection:
+        async with reading(call.gateway.database) as connection:
             found = await find_key(connection, call.caller.tenant_id, key)
         for kept in found:
             if kept.endpoint != call.endpoint and is_request_id(kept.object_id):
@@ -113,7 +113,7 @@ class RepeatedCall(Response):
         return accepted if accepted.endpoint == call.http_request.scope["path"] else None
 
     async def _read(self, request_id: str) -> Accepted | None:
-        async with transaction(self._call.gateway.database) as connection:
+        async with reading(self._call.gateway.database) as connection:
             return await read_accepted(connection, self._call.caller.tenant_id, request_id)
 
     async def _has_failed_unheard(self) -> bool:
