@@ -144,8 +144,11 @@ class Callers:
             if line == "data: [DONE]":
                 outcome.is_whole = True
                 continue
+            event = json.loads(line.removeprefix("data: "))
+            self._note(event, outcome)
+            if not event.get("choices"):
+                continue  # Whoever is told a usage hears whether it was an error, too.
             num_chunks += 1
-            self._note(json.loads(line.removeprefix("data: ")), outcome)
             if wish.manner is Manner.LEAVE_AMONG_WORDS and num_chunks >= wish.patience:
                 return
             if wish.manner is Manner.LEAVE_AFTER_WORDS and self._has_all(outcome):

@@ -19,6 +19,7 @@ from tests.servers import Servers
 # How long a process that is armed may take to come to its point, and be stopped by SIGSTOP.
 ARMED_S = 15.0
 STOPPED_S = 7.0
+NUM_LOSSES = 3
 # What is armed for these is reached only after a replica has died.
 AFTER_A_REPLICA = {"inbox.after_fence", "sweep.before_requeue"}
 OTHERS = (
@@ -29,6 +30,7 @@ OTHERS = (
     "kill maintenance",
     "stop replica",
     "restart PostgreSQL",
+    "lose PostgreSQL",
     "flush Valkey",
 )
 
@@ -131,6 +133,11 @@ class Chaos:
             os.kill(pid, signal.SIGQUIT)
             self.num_kills += 1
             await self._until_back(pid)
+
+    async def _lose(self, whom: str) -> None:
+        """End PostgreSQL again whenever it is back: each time it stays away longer, for seconds."""
+        for _ in range(NUM_LOSSES):
+            await self._restart(whom)
 
     async def _until_back(self, pid: int) -> None:
         while True:

@@ -236,7 +236,7 @@ def _lies(told: Outcome, row: tuple[object, ...] | None) -> Iterator[str]:
     # Of a request that Valkey has lost the gateway tells what it has counted itself.
     is_known = told.usage is not None and told.error != RequestLost.code
     if is_known and told.usage != row[4:6]:
-        yield f"{name} was told the usage {told.usage} and billed {row[4:6]}"
+        yield f"{name} was told the usage {told.usage} {told.error} and billed {row[4:6]} {row[2]}"
     if told.usage is not None and not told.error and len(told.texts) != wish.n:
         yield f"{name} ended well with {len(told.texts)} of {wish.n} choices"
 
