@@ -48,6 +48,10 @@ class Entrance(Protocol):
         """Whether the request was accepted before."""
 
     @property
+    def is_undelivered(self) -> bool:
+        """Whether it is noted of the request that nobody heard of it."""
+
+    @property
     def is_following(self) -> bool:
         """Whether this gateway may be among the request's followers by now."""
 
@@ -76,6 +80,11 @@ class NewRequest:
     @property
     def is_known(self) -> bool:
         """It is accepted now."""
+        return False
+
+    @property
+    def is_undelivered(self) -> bool:
+        """It is not begun."""
         return False
 
     @property
@@ -121,6 +130,11 @@ class KnownRequest:
     def is_known(self) -> bool:
         """It is."""
         return True
+
+    @property
+    def is_undelivered(self) -> bool:
+        """What its row told when it was found."""
+        return self.accepted.is_undelivered
 
     async def enter(self, subscription: Subscription) -> None:
         """Follow the request, or tell again what it said.

@@ -80,7 +80,7 @@ class GenerationResponse(Response):
                 # A caller who has left by now is not told, and what it was not told is noted.
                 await asyncio.sleep(0)
                 message["headers"] = [*message["headers"], *self._more_headers]
-                if self._entrance.is_known:
+                if self._entrance.is_undelivered:
                     self._gateway.start(self._breakage.note_heard())
             await send(message)
 
