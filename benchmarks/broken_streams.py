@@ -38,7 +38,7 @@ from headrace.client import AsyncHeadrace
 
 MAX_GAP_S = 1.5
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-NUM_AT_ONCE = 50
+NUM_AT_ONCE = 32
 _SETTINGS = {
     "HEADRACE_MAX_NUM_SEQS": "64",
     "HEADRACE_KV_TOKENS": "65536",
