@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import httpx
+import openai
 import pytest
 from starlette.types import Message
 
@@ -169,6 +170,26 @@ def test_heartbeats_have_no_ids(
     stream = start(RESUMABLE, port=gateway.port)
     stream.read("data: ")
     assert "\nid: " not in stream.said
+
+
+def test_the_official_client_reads_a_stream_with_ids_and_heartbeats(
+    start_gateway: Callable[..., LiveGateway], served: Served, replica: ScriptedReplica
+) -> None:
+    script = Paced("one ", "two")
+    replica.script = script
+    gateway = start_gateway(heartbeat_s=0.05)
+    with openai.OpenAI(base_url=gateway.url, api_key=served.key, max_retries=0) as sdk:
+        stream = sdk.completions.create(
+            model=served.model, prompt="x", stream=True, extra_headers=RESUMABLE
+        )
+        said = [next(stream).choices[0].text for _ in range(2)]
+        script.let()
+        said.append(next(chunk.choices[0].text for chunk in stream if chunk.choices[0].text))
+        said.append(next(stream).choices[0].text)
+        script.let()
+        said += [chunk.choices[0].text for chunk in stream]
+    assert said[:4] == ["", "", "one ", ""]
+    assert "".join(said) == "one two"
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
