@@ -6,11 +6,13 @@ wall's: on a small machine they take it from the model, wherever they overlap wi
 """
 
 import itertools
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import sqlalchemy
@@ -19,6 +21,7 @@ from benchmarks.assigned_requests import assign_requests, stream_request
 from benchmarks.offline_work import random_prompts
 from benchmarks.process_tree import thread_cpu_seconds
 from benchmarks.valkey_process import ValkeyProcess, running_valkey
+from control.metering.step_log import StepLog
 from control.streams.keys import ModelKeys
 from engine.engine import Engine
 from engine.loop import EngineLoop
@@ -109,7 +112,9 @@ def _replica(
     # It is never connected: no request ends.
     database = sqlalchemy.create_engine("postgresql+psycopg://")
     settler = Settler(valkey.client, database, KEYS, REPLICA)
-    publisher = Publisher(valkey.client, KEYS, loop, table, settler)
+    folder = tempfile.TemporaryDirectory()
+    steps = StepLog(Path(folder.name), REPLICA, KEYS.model)
+    publisher = Publisher(valkey.client, KEYS, (loop, table, settler), steps)
     output = load.num_steps + 4 * SPARE_STEPS + load.num_sequences
     prompts = random_prompts(load.num_sequences, load.prompt_tokens, Random(1))
     requests = (
@@ -128,6 +133,8 @@ def _replica(
     finally:
         loop.stop(LIMIT_S)
         publisher.join(LIMIT_S)
+        steps.close()
+        folder.cleanup()
         database.dispose()
 
 

@@ -19,6 +19,7 @@ from cli.audit import audit
 from cli.bench import bench
 from cli.data_dir import DEFAULT_DATA_DIR, DataDir
 from cli.errors import CommandFailed
+from cli.ledger import ledger
 from cli.running_serve import setting
 from cli.settings import DATABASE_URL, REDIS_URL, ServeSettings
 from control.errors import ServiceError
@@ -33,6 +34,7 @@ app = typer.Typer(
 weights = typer.Typer(help="The weight store.", no_args_is_help=True)
 app.add_typer(admin, name="admin")
 app.add_typer(audit, name="audit")
+app.add_typer(ledger, name="ledger")
 app.add_typer(weights, name="weights")
 app.add_typer(bench, name="bench")
 
@@ -104,9 +106,10 @@ def dispatcher() -> None:
 def replica() -> None:
     """Run one copy of a model.
 
-    Needs DATABASE_URL, REDIS_URL and HEADRACE_MODEL (a model in force, or name@version);
-    HEADRACE_KV_TOKENS, HEADRACE_HOST_KV_TOKENS, HEADRACE_INTER_TOKEN_TARGET_MS, HEADRACE_DTYPE,
-    HEADRACE_TENSOR_PARALLEL and HEADRACE_NUM_THREADS may be set.
+    Needs DATABASE_URL, REDIS_URL, HEADRACE_DATA_DIR (for its step log) and HEADRACE_MODEL (a model
+    in force, or name@version); HEADRACE_KV_TOKENS, HEADRACE_HOST_KV_TOKENS,
+    HEADRACE_INTER_TOKEN_TARGET_MS, HEADRACE_DTYPE, HEADRACE_TENSOR_PARALLEL and
+    HEADRACE_NUM_THREADS may be set.
     """
     from workers.replica import main
 

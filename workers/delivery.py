@@ -4,15 +4,16 @@ Pure bookkeeping: sequence updates and a clock reading in, deltas and at last a 
 Log, feed and ledger are all made from what passes through here, so they cannot disagree.
 
 A token is *delivered* when it is part of a delta; a token that the engine sampled beyond the
-match of a stop string is *wasted*. Text may lag behind its tokens: half a character, or what
-could become a stop string, is held back until it is decided.
+match of a stop string, or that could not be published, is *wasted*. Text may lag behind its
+tokens: half a character, or what could become a stop string, is held back until it is decided.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from control.metering.output_scores import OutputScores
-from control.metering.settlement import ChoiceOutput, Settlement
+from control.metering.settlement import ChoiceOutput, Settlement, WasteReason
 from control.streams.frames import pack_frames
 from control.streams.functions import Publication
 from control.streams.messages import Assignment
@@ -51,8 +52,8 @@ class _Choice:
 class Delivery:
     """The state of one attempt between the engine and the log.
 
-    `log` holds what earlier attempts delivered: serials, offsets, characters and stop strings go
-    on from there. `times` are the attempt's instants.
+    `log` holds what earlier attempts delivered, `first_offset` tokens: serials, offsets, characters
+    and stop strings go on from there. `times` are the attempt's instants.
     """
 
     def __init__(
@@ -65,11 +66,14 @@ class Delivery:
         self.request = assignment.request
         self.attempt = assignment.attempt
         self.error: str | None = None
+        # Somebody else ends the request; of this attempt only its waste is to be told.
+        self.is_abandoned = False
         self._cancel_error = "cancelled"
-        self.wasted_tokens = 0
+        self.waste: Counter[WasteReason] = Counter()
         self._serial = len(log)
         self._log_bytes = len(pack_frames(log))
         self._offset = sum(len(delta.token_ids) for delta in log)
+        self.first_offset = self._offset
         self.times = RequestTimes(assignment, received)
         # Of each prompt: when its first choice was computed, which one it was, and its hit.
         self._prompt_hits: dict[int, tuple[float, int, int]] = {}
@@ -113,7 +117,7 @@ class Delivery:
         choice.prompt_logprobs.extend(update.prompt_logprobs or ())
         is_stopped = update.end is SequenceEnd.STOP
         delivered, text = self._speak(choice, update.token_ids, is_stopped=is_stopped)
-        self.wasted_tokens += len(update.token_ids) - len(delivered)
+        self.waste[WasteReason.STOP] += len(update.token_ids) - len(delivered)
         was_finished = choice.finish_reason is not None and not delivered
         if update.end is not None:
             choice.is_computing = False
@@ -127,10 +131,15 @@ class Delivery:
         logprobs = (update.logprobs or ())[: len(delivered)]
         return self._delta(update.choice, delivered, text, logprobs)
 
-    def undeliver(self, delta: GenerationDelta) -> None:
-        """Note that a delta could not be published and will never be: its tokens are waste."""
-        self._offset -= len(delta.token_ids)
-        self.wasted_tokens += len(delta.token_ids)
+    def undeliver(self, deltas: Iterable[GenerationDelta], reason: WasteReason) -> None:
+        """Note that the latest deltas could not be published and will never be."""
+        for delta in reversed(list(deltas)):
+            choice, num_tokens = self._choices[delta.choice], len(delta.token_ids)
+            self._offset -= num_tokens
+            self.waste[reason] += num_tokens
+            choice.text.pop()
+            if num_tokens:
+                del choice.token_ids[-num_tokens:]
 
     def fail(self, error: str) -> None:
         """End the request with an error whatever its sequences did."""
@@ -154,16 +163,24 @@ class Delivery:
             usage=usage,
             finish_reasons=tuple(choice.finish_reason for choice in self._choices),
             error=self.error,
-            wasted_tokens=self.wasted_tokens,
+            waste={reason: count for reason, count in self.waste.items() if count},
             replica_id=replica_id,
             timings=self.times.timings(),
             outputs=tuple(self._outputs()),
         )
 
-    def last_delta(self, usage: Usage, error: str | None) -> Publication:
-        """The publication that ends the request, after its settlement."""
+    def last_delta(
+        self, usage: Usage, error: str | None, *, is_settled: bool = True
+    ) -> Publication:
+        """The publication that ends the request, after its settlement or in place of it."""
         last = GenerationDelta(
-            self.request.request_id, 0, self._serial, self._offset, usage=usage, error=error
+            request_id=self.request.request_id,
+            choice=0,
+            serial=self._serial,
+            offset=self._offset,
+            usage=usage,
+            error=error,
+            is_settled=is_settled,
         )
         return self.publication([last])
 

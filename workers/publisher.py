@@ -14,6 +14,8 @@ import redis
 from redis.exceptions import RedisError
 
 from control.faults import fault_point
+from control.metering.settlement import WasteReason
+from control.metering.step_log import StepLog
 from control.streams.functions import Publication, invoke, step
 from control.streams.keys import ModelKeys
 from engine.interface.generation_delta import GenerationDelta
@@ -39,15 +41,15 @@ class Publisher:
         self,
         client: redis.Redis,
         keys: ModelKeys,
-        loop: EngineLoop,
-        table: DeliveryTable,
-        settler: Settler,
+        parts: tuple[EngineLoop, DeliveryTable, Settler],
+        steps: StepLog,
     ) -> None:
         self._client = client
         self._keys = keys
-        self._loop = loop
-        self._table = table
-        self._settler = settler
+        self._loop, self._table, self._settler = parts
+        self._steps = steps
+        # The attempt of each request that the step log knows.
+        self._begun: dict[str, int] = {}
         self._cancels: deque[tuple[str, int | None, bool]] = deque()
         self._abandoned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -80,6 +82,7 @@ class Publisher:
             self._publish(updates, time.monotonic())
 
     def _publish(self, updates: list[SequenceUpdate], now: float) -> None:
+        self._log_step(updates)
         said: dict[str, list[GenerationDelta]] = {}
         touched: dict[str, Delivery] = {}
         for update in updates:
@@ -102,12 +105,28 @@ class Publisher:
             if delivery.is_over:
                 self._close(request_id, delivery)
 
+    def _log_step(self, updates: list[SequenceUpdate]) -> None:
+        """Write down what was produced, before anybody sees it."""
+        produced: dict[str, int] = {}
+        for update in updates:
+            delivery = self._table.get(update.request_id) if update.token_ids else None
+            if delivery is None:
+                continue
+            if self._begun.get(update.request_id) != delivery.attempt:
+                self._begun[update.request_id] = delivery.attempt
+                self._steps.begin(update.request_id, delivery.attempt, delivery.first_offset)
+            so_far = produced.get(update.request_id, 0)
+            produced[update.request_id] = so_far + len(update.token_ids)
+        if produced:
+            self._steps.step(produced)
+
     def _append(self, said: dict[str, list[GenerationDelta]], touched: dict[str, Delivery]) -> None:
-        publications = [
-            touched[request_id].publication(deltas)
-            for request_id, deltas in said.items()
-            if request_id not in self._abandoned
-        ]
+        publications = []
+        for request_id, deltas in said.items():
+            if request_id in self._abandoned:
+                touched[request_id].undeliver(deltas, WasteReason.MOVED)
+            else:
+                publications.append(touched[request_id].publication(deltas))
         if not publications:
             return
         call = step(self._keys, publications)
@@ -126,10 +145,10 @@ class Publisher:
         request_id = publication.request_id
         if reply == b"gone":
             # Nobody else can end it now: its tokens so far are settled from memory.
-            for delta in publication.deltas:
-                delivery.undeliver(delta)
+            delivery.undeliver(publication.deltas, WasteReason.REQUEST_LOST)
             delivery.fail("request_lost")
         elif reply in (b"moved", b"ended"):
+            delivery.undeliver(publication.deltas, WasteReason.MOVED)
             self._abandoned.add(request_id)
         else:
             delivery.times.note_cancel(None, time.monotonic(), self._loop.stats().steps_total)
@@ -139,10 +158,11 @@ class Publisher:
     def _close(self, request_id: str, delivery: Delivery) -> None:
         self._table.remove(request_id)
         self.freed.set()
-        if request_id in self._abandoned:
-            self._abandoned.discard(request_id)
-        else:
-            self._settler.put(delivery)
+        if self._begun.pop(request_id, None) is not None:
+            self._steps.end(request_id)
+        delivery.is_abandoned = request_id in self._abandoned
+        self._abandoned.discard(request_id)
+        self._settler.put(delivery)
 
     def _send_cancels(self) -> None:
         """Pass cancels to the engine while it takes them; the rest wait for its next step."""

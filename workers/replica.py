@@ -20,6 +20,7 @@ from sqlalchemy import Engine as Database
 
 from control.database.connection import connect as connect_database
 from control.faults import arm
+from control.metering.step_log import STEP_LOG_FOLDER, StepLog
 from control.registry.model_version import ModelVersion
 from control.registry.store import load_registry
 from control.routing.replica_snapshot import ReplicaSnapshot
@@ -65,6 +66,7 @@ class Replica:
         identity: ReplicaIdentity,
         engine: tuple[Engine, Tokenizer],
         clock: SharedClock,
+        steps: StepLog,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -76,7 +78,10 @@ class Replica:
         self._table = DeliveryTable(self._settings.block_size, self._loop.expected_tokens)
         self._stall_watch = StallWatch(self._loop.verdict)
         self._settler = Settler(client, database, self._keys, identity.replica_id)
-        self._publisher = Publisher(client, self._keys, self._loop, self._table, self._settler)
+        self._publisher = Publisher(
+            client, self._keys, (self._loop, self._table, self._settler), steps
+        )
+        self.steps = steps
         self._inbox = Inbox(
             client, database, identity, (self._loop, engine[1]), (self._table, clock)
         )
@@ -165,6 +170,7 @@ class Replica:
             )
             retry_until_done(partial(invoke, self._client, call), RedisError)
         self._settler.close(SETTLE_LIMIT_S)
+        self.steps.close()
         retire(self._client, self._keys, self._identity.replica_id)
         log.info("replica %s has left", self._identity.replica_id)
 
@@ -193,7 +199,10 @@ def main() -> None:
         version=version.version,
         weights_digest=version.weights_digest,
     )
-    Replica(client, database, identity, (engine, tokenizer), clock).run(
+    steps = StepLog(
+        settings.headrace_data_dir / STEP_LOG_FOLDER, identity.replica_id, identity.model
+    )
+    Replica(client, database, identity, (engine, tokenizer), clock, steps).run(
         stop, settings.headrace_drain_s
     )
 

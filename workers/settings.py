@@ -33,6 +33,8 @@ class ReplicaSettings(StoreSettings):
     """One replica. `headrace_model` is a model in force, or one pinned as name@version."""
 
     headrace_model: str
+    headrace_data_dir: Path
+    """Where the step log is kept, which the ledger is checked against."""
     headrace_dtype: Literal["bfloat16", "float32", "int8"] = "bfloat16"
     headrace_kv_tokens: int = Field(default=32_768, ge=64)
     headrace_host_kv_tokens: int = Field(default=16_384, ge=0)

@@ -53,7 +53,7 @@ def end_request(
         settlement = settlement_of(request, attempt, delivered, error)
         settlement = replace(settlement, timings=Timings(cancel=cancel))
         with database.begin() as connection:
-            claim = _close(connection, settlement)
+            claim = close_request(connection, settlement)
             ending = read_ending(connection, request_id)
         # Overtaken: Redis has lost moves that PostgreSQL has seen. Each seizure raises the attempt.
         if claim is not Claim.OVERTAKEN:
@@ -71,7 +71,7 @@ def end_request(
     return claim is Claim.OURS
 
 
-def _close(connection: Connection, settlement: Settlement) -> Claim:
+def close_request(connection: Connection, settlement: Settlement) -> Claim:
     """Settle, after claiming the row unless it is at this attempt already."""
     if settle(connection, [settlement]):
         return Claim.OURS

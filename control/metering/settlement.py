@@ -5,7 +5,7 @@ its usage, its timings and the outputs that must be kept. A request that was end
 that another attempt has meanwhile taken over, is left alone: it gets no second usage row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
@@ -32,13 +32,22 @@ class ChoiceOutput:
     scores: OutputScores = field(default_factory=OutputScores)
 
 
+class WasteReason(StrEnum):
+    """Why output tokens were computed and never delivered."""
+
+    STOP = "stop"  # They followed the end of the answer.
+    MOVED = "moved"  # Another attempt, or an ending, had overtaken this one.
+    REQUEST_LOST = "request_lost"  # Redis no longer knew the request.
+    REPLICA_LOST = "replica_lost"  # Their replica died before it could publish them.
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """How one attempt of one request ended.
 
-    `usage` is what was delivered, and what is billed. `wasted_tokens` were computed and never
-    delivered. `error` is None for a request that finished. `replica_id` is None when it never
-    ran. `outputs` are stored only if they are given.
+    `usage` is what was delivered, and what is billed. `waste` was computed and never delivered.
+    `error` is None for a request that finished. `replica_id` is None when it never ran. `outputs`
+    are stored only if they are given.
     """
 
     request_id: str
@@ -46,10 +55,15 @@ class Settlement:
     usage: Usage
     finish_reasons: tuple[FinishReason | None, ...] = ()
     error: str | None = None
-    wasted_tokens: int = 0
+    waste: Mapping[WasteReason, int] = field(default_factory=dict)
     replica_id: str | None = None
     timings: Timings = field(default_factory=Timings)
     outputs: tuple[ChoiceOutput, ...] = ()
+
+    @property
+    def wasted_tokens(self) -> int:
+        """What this attempt computed and did not deliver, for whatever reason."""
+        return sum(self.waste.values())
 
     @property
     def outcome(self) -> str:
@@ -112,6 +126,15 @@ _SETTLE = text(
         CROSS JOIN jsonb_to_record(COALESCE(NULLIF(t.cancel, 'null'), '{}')) AS k (
             asked_at float8, seen_s float8, step bigint, num_steps integer, tokens_after integer,
             blocks_freed integer)
+    ), wasted AS (
+        INSERT INTO wasted_tokens (created_at, request_id, attempt, reason, replica_id, num_tokens)
+        SELECT c.created_at, w.request_id, w.attempt, w.reason, w.replica_id, w.num_tokens
+        FROM unnest(
+            CAST(:waste_request_id AS text[]), CAST(:waste_attempt AS integer[]),
+            CAST(:waste_reason AS text[]), CAST(:waste_replica_id AS text[]),
+            CAST(:waste_num_tokens AS bigint[])
+        ) AS w (request_id, attempt, reason, replica_id, num_tokens)
+        JOIN closed c USING (request_id)
     ), kept AS (
         INSERT INTO request_outputs (created_at, request_id, choice, token_ids, text,
                                      finish_reason, scores)
@@ -136,6 +159,7 @@ def settle(connection: Connection, settlements: Sequence[Settlement]) -> frozens
     appears at most once.
     """
     outputs = [(s.request_id, output) for s in settlements for output in s.outputs]
+    waste = [w for s in settlements for w in waste_of(s)]
     rows = connection.execute(
         _SETTLE,
         {
@@ -153,6 +177,11 @@ def settle(connection: Connection, settlements: Sequence[Settlement]) -> frozens
             "timings": msgspec.json.encode(
                 [{"request_id": s.request_id, **_fields(s.timings)} for s in settlements]
             ).decode(),
+            "waste_request_id": [w.request_id for w in waste],
+            "waste_attempt": [w.attempt for w in waste],
+            "waste_reason": [w.reason for w in waste],
+            "waste_replica_id": [w.replica_id for w in waste],
+            "waste_num_tokens": [w.num_tokens for w in waste],
             "output_request_id": [request_id for request_id, _ in outputs],
             "output_choice": [output.choice for _, output in outputs],
             "output_token_ids": [_array(output.token_ids) for _, output in outputs],
@@ -162,6 +191,54 @@ def settle(connection: Connection, settlements: Sequence[Settlement]) -> frozens
         },
     )
     return frozenset(row.request_id for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Tokens that one attempt computed and did not deliver."""
+
+    request_id: str
+    attempt: int
+    reason: WasteReason
+    replica_id: str
+    num_tokens: int
+
+
+def waste_of(settlement: Settlement) -> list[Waste]:
+    """The settlement's waste, of a request that ran."""
+    replica_id = settlement.replica_id
+    if replica_id is None:
+        return []
+    return [
+        Waste(settlement.request_id, settlement.attempt, reason, replica_id, num_tokens)
+        for reason, num_tokens in settlement.waste.items()
+        if num_tokens
+    ]
+
+
+def book_waste(connection: Connection, waste: Sequence[Waste]) -> None:
+    """Note what attempts wasted that settled nothing. Harmless to repeat."""
+    connection.execute(
+        text(
+            """
+            INSERT INTO wasted_tokens (created_at, request_id, attempt, reason, replica_id,
+                                       num_tokens)
+            SELECT * FROM unnest(
+                CAST(:created_at AS timestamptz[]), CAST(:request_id AS text[]),
+                CAST(:attempt AS integer[]), CAST(:reason AS text[]),
+                CAST(:replica_id AS text[]), CAST(:num_tokens AS bigint[]))
+            ON CONFLICT DO NOTHING
+            """
+        ),
+        {
+            "created_at": [created_at_of(w.request_id) for w in waste],
+            "request_id": [w.request_id for w in waste],
+            "attempt": [w.attempt for w in waste],
+            "reason": [w.reason for w in waste],
+            "replica_id": [w.replica_id for w in waste],
+            "num_tokens": [w.num_tokens for w in waste],
+        },
+    )
 
 
 class Claim(StrEnum):

@@ -190,6 +190,18 @@ local function step(keys, args)
   return results
 end
 
+-- End one request before the ledger knows: its settlement waits for maintenance.
+-- keys: open, endings, live, log, unsettled
+-- args: as for a step with this one request, and its settlement
+local function end_unsettled(keys, args)
+  local settlement, unsettled = table.remove(args), table.remove(keys)
+  local result = step(keys, args)[1]
+  if result == 'ok' or result == 'cancelled' then
+    redis.call('XADD', unsettled, '*', 'settlement', settlement)
+  end
+  return result
+end
+
 -- Of an assigned request its replica is told; of a queued one the dispatcher is, through the queue
 -- itself: either ends it.
 local function stop(live_key, id, inbox_prefix, error)
@@ -306,6 +318,7 @@ redis.register_function('headrace_enqueue', enqueue)
 redis.register_function('headrace_assign', assign)
 redis.register_function('headrace_requeue', requeue)
 redis.register_function('headrace_step', step)
+redis.register_function('headrace_end_unsettled', end_unsettled)
 redis.register_function('headrace_cancel', cancel)
 redis.register_function('headrace_leave', leave)
 redis.register_function('headrace_lapse', lapse)

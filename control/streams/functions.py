@@ -170,6 +170,15 @@ def step(keys: ModelKeys, publications: Sequence[Publication]) -> FunctionCall:
     return FunctionCall("step", tuple(names), tuple(args))
 
 
+def end_unsettled(keys: ModelKeys, ending: Publication, settlement: bytes) -> FunctionCall:
+    """Publish a request's ending while its packed settlement waits for the ledger.
+
+    Replies as `step` does, with one word. Nothing waits unless it is ok or cancelled.
+    """
+    call = step(keys, [ending])
+    return FunctionCall("end_unsettled", (*call.keys, keys.unsettled), (*call.args, settlement))
+
+
 def set_clock(
     keys: ModelKeys, token: str, times: Mapping[str, float], endings: Sequence[str]
 ) -> FunctionCall:

@@ -16,6 +16,7 @@ request is one atomic function call (`functions.lua`).
     {model}:clock           hash     virtual time of each tenant: the fair queue's memory
     {model}:endings         stream   what ended requests were charged and what they used, until the
                                      dispatcher has set the clock right
+    {model}:unsettled       stream   settlements that wait for PostgreSQL
     {model}:dead            stream   messages nobody could read, newest kept
     {tenant}:bucket         hash     what a tenant may still use (`buckets.lua`)
     {tenant}:leases         zset     its open requests, by when their leases lapse
@@ -87,6 +88,11 @@ class ModelKeys:
     def endings(self) -> str:
         """Ended requests whose charge is to be corrected."""
         return f"{{{self.model}}}:endings"
+
+    @property
+    def unsettled(self) -> str:
+        """Settlements of ended requests that the ledger does not have yet."""
+        return f"{{{self.model}}}:unsettled"
 
     @property
     def dead(self) -> str:

@@ -37,6 +37,7 @@ class GenerationDelta:
     of a stop string, is held back. A choice's last delta has its `finish_reason`. The request's
     last delta, and it alone, has `usage`; when the request did not finish normally `error`
     holds the code ("cancelled", "replica_lost", ...), and unfinished choices have no reason.
+    `is_settled` is False for an ending that the ledger will only learn of later.
     `logprobs` has one entry per token of `token_ids`, or is None when they were not asked for.
     `prompt_logprobs` has one per prompt token but the first, and is in a choice's first delta.
     """
@@ -52,6 +53,7 @@ class GenerationDelta:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    is_settled: bool = True
 
     @property
     def is_last(self) -> bool:

@@ -27,8 +27,11 @@ import psycopg
 from benchmarks.service_process import free_port
 from cli.demo_access import grant_demo_access
 from cli.registering import register_model
-from control.database.connection import connect_async
+from control.database.connection import connect, connect_async
 from control.errors import RequestLost
+from control.metering.balance import Balance
+from control.metering.ledger import compare
+from control.metering.step_log import STEP_LOG_FOLDER
 from tests.faults.callers import Callers, Manner, Outcome, wishes
 from tests.faults.chaos import Blow, Chaos, blows
 from tests.faults.fleet import Fleet
@@ -65,6 +68,7 @@ class Report:
     dealt: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
@@ -77,6 +81,7 @@ class Report:
             ("went wrong", self.dealt),
             ("armed for and not reached", self.missed),
             ("left by themselves", self.left),
+            ("tokens, and requests untold or open", self.tokens),
         ):
             yield f"{title}:"
             yield from (f"  {count:6}  {name}" for name, count in sorted(counts.items()))
@@ -168,6 +173,8 @@ async def run(
     report.by_manner.update(outcome.wish.manner.value for outcome in outcomes)
     await _until_settled(service, report)
     check(service, outcomes, report)
+    await _until_booked(service)
+    _verify(service, report)
     return report
 
 
@@ -190,6 +197,37 @@ async def _until_settled(service: Service, report: Report) -> None:
             return
         await asyncio.sleep(0.2)
     report.wrong += [f"request {request_id} has no ending" for (request_id,) in held]
+
+
+async def _until_booked(service: Service) -> None:
+    """Wait for maintenance to book what the dead had produced."""
+    give_up = time.monotonic() + SETTLED_S
+    is_even = False
+    while not is_even and time.monotonic() < give_up:
+        await asyncio.sleep(0.5)
+        is_even = (await asyncio.to_thread(_counts, service)).is_even
+
+
+def _counts(service: Service) -> Balance:
+    database = connect(service.database_url, "test")
+    try:
+        with database.connect() as connection:
+            return compare(connection, service.data_dir / STEP_LOG_FOLDER)
+    finally:
+        database.dispose()
+
+
+def _verify(service: Service, report: Report) -> None:
+    """The three counts, and the laws of the ledger."""
+    found = _counts(service)
+    report.tokens.update(produced=found.produced, delivered=found.delivered, billed=found.billed)
+    report.tokens.update({f"wasted {reason}": n for reason, n in found.wasted.items()})
+    report.tokens.update(untold=len(found.untold), open=found.num_open)
+    report.wrong += [f"counts differ: {off}" for off in found.off]
+    if found.delivered != found.billed:
+        report.wrong.append(f"delivered {found.delivered}, billed {found.billed}")
+    laws = sql(service, "SELECT law, request_id, detail FROM invariant_violations")
+    report.wrong += [f"{law}: {request_id}: {detail}" for law, request_id, detail in laws]
 
 
 def sql(service: Service, query: str) -> list[tuple[object, ...]]:

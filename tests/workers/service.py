@@ -24,6 +24,7 @@ from control.database.connection import connect as connect_database
 from control.database.connection import connect_async as connect_database_async
 from control.identity.request_id import mint_request_id
 from control.identity.tenants import create_tenant
+from control.metering.step_log import StepLog
 from control.registry.manifest import verify_manifest
 from control.registry.model_version import ModelVersion
 from control.registry.store import register_version
@@ -99,7 +100,8 @@ class Service:
         self.keys = ModelKeys(self.model)
         self.clock = SharedClock()
         self.clock.synchronize(self.client)
-        weights = weights or make_scripted_model(folder)
+        self.step_logs = folder / "steps"
+        weights = weights or make_scripted_model(folder / "weights")
         self.version = ModelVersion(
             model=self.model,
             version="v1",
@@ -153,6 +155,7 @@ class Service:
             database_url=self.database_url,
             redis_url=self.redis_url,
             headrace_model=self.model,
+            headrace_data_dir=self.step_logs.parent,
             headrace_kv_tokens=kv_tokens,
             headrace_test_build=True,
             headrace_scripted_delay_ms=delay_ms,
@@ -163,7 +166,10 @@ class Service:
         identity = ReplicaIdentity(
             f"replica-{secrets.token_hex(4)}", self.model, "v1", self.version.weights_digest
         )
-        replica = Replica(connect(self.redis_url), self.database, identity, engine, self.clock)
+        steps = StepLog(self.step_logs, identity.replica_id, self.model)
+        replica = Replica(
+            connect(self.redis_url), self.database, identity, engine, self.clock, steps
+        )
         stop = threading.Event()
         thread = threading.Thread(target=replica.run, args=(stop, 0.2), daemon=True)
         thread.start()

@@ -40,6 +40,7 @@ def settings(num_ranks: int) -> ReplicaSettings:
         database_url="postgresql://nobody@127.0.0.1:1/none",
         redis_url="redis://127.0.0.1:1",
         headrace_model="tiny",
+        headrace_data_dir=Path("nowhere"),
         headrace_kv_tokens=512,
         headrace_tensor_parallel=num_ranks,
         headrace_test_build=True,

@@ -19,7 +19,7 @@ from workers.settings import (
 STORES = {"DATABASE_URL", "REDIS_URL"}
 NEEDED = {
     DispatcherSettings: STORES,
-    ReplicaSettings: STORES | {"HEADRACE_MODEL"},
+    ReplicaSettings: STORES | {"HEADRACE_MODEL", "HEADRACE_DATA_DIR"},
     BatchWorkerSettings: STORES | {"CELERY_BROKER_URL", "HEADRACE_DATA_DIR"},
     MaintenanceSettings: STORES | {"CELERY_BROKER_URL", "HEADRACE_DATA_DIR"},
 }
@@ -56,6 +56,7 @@ def test_a_bad_value_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("DATABASE_URL", "hunter2")
     monkeypatch.setenv("REDIS_URL", "redis://:hunter3/4@cache")
     monkeypatch.setenv("HEADRACE_MODEL", "some-model")
+    monkeypatch.setenv("HEADRACE_DATA_DIR", "/nonexistent")
     monkeypatch.setenv("HEADRACE_DTYPE", "float61")
     with pytest.raises(BadSettings) as refusal:
         read_settings(ReplicaSettings)

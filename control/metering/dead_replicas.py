@@ -1,0 +1,37 @@
+"""Booking what dead replicas produced and could not deliver, from the logs they left."""
+
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from control.metering.balance import balance, waste_of_the_dead
+from control.metering.ledger import read_billed, read_waste
+from control.metering.settlement import book_waste
+from control.metering.step_log import dead_replicas, mark_booked, read_step_log, read_step_logs
+
+
+def book_the_dead(connection: Connection, step_logs: Path) -> int:
+    """Book the waste of each replica that is gone. Returns how many tokens.
+
+    One whose requests have not all ended, here or elsewhere, is looked at again later. The other
+    replicas' logs are read only if there is a dead one, for where they went on.
+    """
+    dead = dead_replicas(step_logs)
+    if not dead:
+        return 0
+    of_the_dead = {
+        replica: {attempt.request_id for attempt in read_step_log(replica)} for replica in dead
+    }
+    request_ids = set().union(*of_the_dead.values())
+    billed = read_billed(connection, request_ids)
+    waste = read_waste(connection, request_ids)
+    produced = [log for log in read_step_logs(step_logs) if log.request_id in request_ids]
+    found = balance(produced, billed, waste)
+    names = {replica.name for replica in dead}
+    lost = [w for w in waste_of_the_dead(found) if w.replica_id in names]
+    if lost:
+        book_waste(connection, lost)
+    for replica, its_requests in of_the_dead.items():
+        if its_requests <= billed.keys():
+            mark_booked(replica)
+    return sum(w.num_tokens for w in lost)
