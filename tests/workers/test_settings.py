@@ -116,6 +116,7 @@ def test_a_replica_whose_database_is_away_says_so(redis_url: str) -> None:
         DATABASE_URL="postgresql://u:hunter2@127.0.0.1:1/x",
         REDIS_URL=redis_url,
         HEADRACE_MODEL="some-model",
+        HEADRACE_DATA_DIR="/nonexistent",
     )
 
     assert ended.returncode == 1
@@ -133,6 +134,7 @@ def test_a_replica_whose_database_has_no_tables_says_how_to_make_them(
         DATABASE_URL=empty,
         REDIS_URL=redis_url,
         HEADRACE_MODEL="some-model",
+        HEADRACE_DATA_DIR="/nonexistent",
     )
 
     assert ended.returncode == 1
