@@ -470,7 +470,8 @@ def test_the_official_client_repeats_a_dropped_call_and_is_billed_once(
         asking.join(WAIT_S)
     assert said == ["Hello world"]
     assert set(replica.runs) == {run.request.request_id}
-    assert num_billed(served, replica) == 1
+    # That it was heard is noted after the answer has gone.
+    until(lambda: num_billed(served, replica) == 1, WAIT_S)
 
 
 def test_an_answer_that_was_written_and_not_read_is_given_to_its_repetition(

@@ -100,7 +100,7 @@ class Service:
         self.keys = ModelKeys(self.model)
         self.clock = SharedClock()
         self.clock.synchronize(self.client)
-        self.step_logs = folder / "steps"
+        self.step_logs = folder.with_name(f"{folder.name}-steps")
         weights = weights or make_scripted_model(folder / "weights")
         self.version = ModelVersion(
             model=self.model,
