@@ -48,8 +48,6 @@ class Publisher:
         self._keys = keys
         self._loop, self._table, self._settler = parts
         self._steps = steps
-        # The attempt of each request that the step log knows.
-        self._begun: dict[str, int] = {}
         self._cancels: deque[tuple[str, int | None, bool]] = deque()
         self._abandoned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -112,9 +110,7 @@ class Publisher:
             delivery = self._table.get(update.request_id) if update.token_ids else None
             if delivery is None:
                 continue
-            if self._begun.get(update.request_id) != delivery.attempt:
-                self._begun[update.request_id] = delivery.attempt
-                self._steps.begin(update.request_id, delivery.attempt, delivery.first_offset)
+            self._steps.begin(update.request_id, delivery.attempt, delivery.first_offset)
             so_far = produced.get(update.request_id, 0)
             produced[update.request_id] = so_far + len(update.token_ids)
         if produced:
@@ -158,8 +154,7 @@ class Publisher:
     def _close(self, request_id: str, delivery: Delivery) -> None:
         self._table.remove(request_id)
         self.freed.set()
-        if self._begun.pop(request_id, None) is not None:
-            self._steps.end(request_id)
+        self._steps.end(request_id)
         delivery.is_abandoned = request_id in self._abandoned
         self._abandoned.discard(request_id)
         self._settler.put(delivery)

@@ -97,19 +97,18 @@ class Settler:
 
     def _end(self, deliveries: list[Delivery]) -> None:
         """Settle, then say the endings; while PostgreSQL is away, the other way round."""
-        settlements = {d.request.request_id: d.settlement(self._replica_id) for d in deliveries}
-        abandoned = [
-            s for d, s in zip(deliveries, settlements.values(), strict=True) if d.is_abandoned
-        ]
-        to_settle = [s for s in settlements.values() if s not in abandoned]
+        settlements = [delivery.settlement(self._replica_id) for delivery in deliveries]
+        pairs = list(zip(deliveries, settlements, strict=True))
+        abandoned = [settlement for delivery, settlement in pairs if delivery.is_abandoned]
+        to_settle = [settlement for delivery, settlement in pairs if not delivery.is_abandoned]
         try:
             endings = retry_until_done(
                 lambda: self._commit(to_settle, abandoned), SQLAlchemyError, patience_s=PATIENCE_S
             )
         except SQLAlchemyError:
             log.warning("the ledger is away: %d requests end unsettled", len(to_settle))
-            for delivery in deliveries:
-                self._end_unsettled(delivery, settlements[delivery.request.request_id])
+            for delivery, settlement in pairs:
+                self._end_unsettled(delivery, settlement)
             return
         self._publish(
             [

@@ -40,7 +40,6 @@ class _Open:
     failures: int
     ending: str
     is_queued: bool
-    tenant_id: str
 
 
 class Sweep:
@@ -86,10 +85,15 @@ class Sweep:
         if self._monotonic() - self._renewed_at < RENEW_LEASES_S:
             return
         self._renewed_at = self._monotonic()
+        request_ids = [request.request_id for request in requests if not request.ending]
+        pipeline = self._client.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipeline.hget(self._keys.live(request_id), "header")
         by_tenant: dict[str, list[str]] = {}
-        for request in requests:
-            if not request.ending:
-                by_tenant.setdefault(request.tenant_id, []).append(request.request_id)
+        for request_id, header in zip(request_ids, pipeline.execute(), strict=True):
+            if header is not None:
+                tenant_id = unpack_entry(header).tenant_id
+                by_tenant.setdefault(tenant_id, []).append(request_id)
         for tenant_id, request_ids in by_tenant.items():
             invoke(self._client, renew(tenant_id, request_ids))
 
@@ -134,7 +138,7 @@ class Sweep:
         for request_id in request_ids:
             pipeline.hmget(
                 self._keys.live(request_id),
-                ["replica", "followers", "failures", "cancelled", "entry", "header"],
+                ["replica", "followers", "failures", "cancelled", "entry"],
             )
         found = []
         for request_id, fields in zip(request_ids, pipeline.execute(), strict=True):
@@ -143,7 +147,7 @@ class Sweep:
                 self._client.srem(self._keys.open, request_id)
                 continue
             replica, followers, failures, ending, entry = (
-                (field or b"").decode() for field in fields[:5]
+                (field or b"").decode() for field in fields
             )
             found.append(
                 _Open(
@@ -153,7 +157,6 @@ class Sweep:
                     int(failures),
                     ending,
                     bool(entry),
-                    unpack_entry(fields[5]).tenant_id if fields[5] else "",
                 )
             )
         return found

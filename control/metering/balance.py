@@ -19,15 +19,6 @@ from control.metering.step_log import Produced
 
 
 @dataclass(frozen=True, slots=True)
-class Billed:
-    """What the ledger says of a request that has ended: output tokens billed, under an attempt."""
-
-    request_id: str
-    completion_tokens: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
 class AttemptBalance:
     """One attempt whose counts do not agree."""
 
@@ -45,18 +36,23 @@ class AttemptBalance:
 class Balance:
     """All counts of the requests that have ended, and what does not agree.
 
-    `num_open` requests have no ending yet and are not part of it. `untold` requests were billed
+    `still_open` requests have no ending yet and are not part of it. `untold` requests were billed
     tokens of which no step log tells: their logs are elsewhere, or have been dropped.
     """
 
     num_requests: int = 0
-    num_open: int = 0
     produced: int = 0
     delivered: int = 0
     billed: int = 0
     wasted: dict[WasteReason, int] = field(default_factory=dict)
     off: list[AttemptBalance] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
+    still_open: list[str] = field(default_factory=list)
+
+    @property
+    def num_open(self) -> int:
+        """How many requests have no ending yet."""
+        return len(self.still_open)
 
     @property
     def is_even(self) -> bool:
@@ -65,9 +61,12 @@ class Balance:
 
 
 def balance(
-    produced: Iterable[Produced], billed: Mapping[str, Billed], waste: Iterable[Waste]
+    produced: Iterable[Produced], billed: Mapping[str, int], waste: Iterable[Waste]
 ) -> Balance:
-    """Compare the counts of every request of which a step log tells from its first attempt on."""
+    """Compare the counts of every request of which a step log tells from its first attempt on.
+
+    `billed` has the output tokens that the ledger bills for each request that has ended.
+    """
     attempts: dict[str, list[Produced]] = {}
     for attempt in produced:
         attempts.setdefault(attempt.request_id, []).append(attempt)
@@ -76,20 +75,20 @@ def balance(
         booked.setdefault((row.request_id, row.attempt), []).append(row)
     found = Balance()
     for request_id, of_request in attempts.items():
-        bill = billed.get(request_id)
-        if bill is None:
-            found.num_open += 1
+        num_billed = billed.get(request_id)
+        if num_billed is None:
+            found.still_open.append(request_id)
             continue
         of_request.sort(key=lambda attempt: attempt.attempt)
         if of_request[0].offset > 0:
             # An earlier attempt's log is not here: what it delivered cannot be checked.
             found.untold.append(request_id)
             continue
-        _add(found, of_request, bill, booked)
+        _add(found, of_request, num_billed, booked)
     found.untold += [
         request_id
-        for request_id, bill in billed.items()
-        if bill.completion_tokens and request_id not in attempts
+        for request_id, num_billed in billed.items()
+        if num_billed and request_id not in attempts
     ]
     return found
 
@@ -97,12 +96,12 @@ def balance(
 def _add(
     found: Balance,
     attempts: Sequence[Produced],
-    bill: Billed,
+    num_billed: int,
     booked: Mapping[tuple[str, int], Sequence[Waste]],
 ) -> None:
-    ends = [later.offset for _, later in pairwise(attempts)] + [bill.completion_tokens]
+    ends = [later.offset for _, later in pairwise(attempts)] + [num_billed]
     found.num_requests += 1
-    found.billed += bill.completion_tokens
+    found.billed += num_billed
     for attempt, end in zip(attempts, ends, strict=True):
         rows = booked.get((attempt.request_id, attempt.attempt), ())
         for row in rows:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from control.metering.balance import balance, waste_of_the_dead
-from control.metering.ledger import read_billed, read_waste
+from control.metering.balance import waste_of_the_dead
+from control.metering.ledger import compare
 from control.metering.settlement import book_waste
-from control.metering.step_log import dead_replicas, mark_booked, read_step_log, read_step_logs
+from control.metering.step_log import dead_replicas, mark_booked, read_step_log
 
 
 def book_the_dead(connection: Connection, step_logs: Path) -> int:
@@ -23,15 +23,12 @@ def book_the_dead(connection: Connection, step_logs: Path) -> int:
         replica: {attempt.request_id for attempt in read_step_log(replica)} for replica in dead
     }
     request_ids = set().union(*of_the_dead.values())
-    billed = read_billed(connection, request_ids)
-    waste = read_waste(connection, request_ids)
-    produced = [log for log in read_step_logs(step_logs) if log.request_id in request_ids]
-    found = balance(produced, billed, waste)
+    found = compare(connection, step_logs, request_ids)
     names = {replica.name for replica in dead}
     lost = [w for w in waste_of_the_dead(found) if w.replica_id in names]
     if lost:
         book_waste(connection, lost)
     for replica, its_requests in of_the_dead.items():
-        if its_requests <= billed.keys():
+        if its_requests.isdisjoint(found.still_open):
             mark_booked(replica)
     return sum(w.num_tokens for w in lost)

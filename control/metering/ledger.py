@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 
 from control.identity.request_id import created_at_of
-from control.metering.balance import Balance, Billed, balance
+from control.metering.balance import Balance, balance
 from control.metering.settlement import Waste, WasteReason
 from control.metering.step_log import read_step_logs
 
@@ -23,23 +23,27 @@ class Violation:
     detail: str
 
 
-def compare(connection: Connection, step_logs: Path) -> Balance:
-    """The ledger against the step logs of this folder."""
+def compare(
+    connection: Connection, step_logs: Path, request_ids: Collection[str] | None = None
+) -> Balance:
+    """The ledger against the step logs of this folder, for these requests or for all."""
     # Whoever has ended when the ledger is read has written all it ever will by the second reading.
-    asked = {attempt.request_id for attempt in read_step_logs(step_logs)}
+    if request_ids is None:
+        request_ids = {attempt.request_id for attempt in read_step_logs(step_logs)}
+    asked = frozenset(request_ids)
     billed, waste = read_billed(connection, asked), read_waste(connection, asked)
     produced = [log for log in read_step_logs(step_logs) if log.request_id in asked]
     return balance(produced, billed, waste)
 
 
-def read_billed(connection: Connection, request_ids: Collection[str]) -> dict[str, Billed]:
-    """How these requests were billed; those that have not ended are left out."""
+def read_billed(connection: Connection, request_ids: Collection[str]) -> dict[str, int]:
+    """Output tokens billed for each of these requests that has ended."""
     billed = {}
     for page in _pages(request_ids):
         rows = connection.execute(
             text(
                 """
-                SELECT u.request_id, u.completion_tokens, u.attempt
+                SELECT u.request_id, u.completion_tokens
                 FROM unnest(CAST(:created_at AS timestamptz[]), CAST(:request_id AS text[]))
                      AS asked (created_at, request_id)
                 JOIN usage_events u USING (created_at, request_id)
@@ -48,7 +52,7 @@ def read_billed(connection: Connection, request_ids: Collection[str]) -> dict[st
             page,
         )
         for row in rows:
-            billed[row.request_id] = Billed(row.request_id, row.completion_tokens, row.attempt)
+            billed[row.request_id] = row.completion_tokens
     return billed
 
 

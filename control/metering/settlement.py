@@ -177,11 +177,7 @@ def settle(connection: Connection, settlements: Sequence[Settlement]) -> frozens
             "timings": msgspec.json.encode(
                 [{"request_id": s.request_id, **_fields(s.timings)} for s in settlements]
             ).decode(),
-            "waste_request_id": [w.request_id for w in waste],
-            "waste_attempt": [w.attempt for w in waste],
-            "waste_reason": [w.reason for w in waste],
-            "waste_replica_id": [w.replica_id for w in waste],
-            "waste_num_tokens": [w.num_tokens for w in waste],
+            **_waste_columns(waste),
             "output_request_id": [request_id for request_id, _ in outputs],
             "output_choice": [output.choice for _, output in outputs],
             "output_token_ids": [_array(output.token_ids) for _, output in outputs],
@@ -224,19 +220,15 @@ def book_waste(connection: Connection, waste: Sequence[Waste]) -> None:
             INSERT INTO wasted_tokens (created_at, request_id, attempt, reason, replica_id,
                                        num_tokens)
             SELECT * FROM unnest(
-                CAST(:created_at AS timestamptz[]), CAST(:request_id AS text[]),
-                CAST(:attempt AS integer[]), CAST(:reason AS text[]),
-                CAST(:replica_id AS text[]), CAST(:num_tokens AS bigint[]))
+                CAST(:created_at AS timestamptz[]), CAST(:waste_request_id AS text[]),
+                CAST(:waste_attempt AS integer[]), CAST(:waste_reason AS text[]),
+                CAST(:waste_replica_id AS text[]), CAST(:waste_num_tokens AS bigint[]))
             ON CONFLICT DO NOTHING
             """
         ),
         {
             "created_at": [created_at_of(w.request_id) for w in waste],
-            "request_id": [w.request_id for w in waste],
-            "attempt": [w.attempt for w in waste],
-            "reason": [w.reason for w in waste],
-            "replica_id": [w.replica_id for w in waste],
-            "num_tokens": [w.num_tokens for w in waste],
+            **_waste_columns(waste),
         },
     )
 
@@ -311,6 +303,16 @@ def read_ending(connection: Connection, request_id: str) -> StoredEnding | None:
         return None
     prompt_tokens, completion_tokens, cached_tokens, error = row
     return StoredEnding(Usage(prompt_tokens, completion_tokens, cached_tokens), error)
+
+
+def _waste_columns(waste: Sequence[Waste]) -> dict[str, list[object]]:
+    return {
+        "waste_request_id": [w.request_id for w in waste],
+        "waste_attempt": [w.attempt for w in waste],
+        "waste_reason": [w.reason for w in waste],
+        "waste_replica_id": [w.replica_id for w in waste],
+        "waste_num_tokens": [w.num_tokens for w in waste],
+    }
 
 
 def _fields(timings: Timings) -> dict[str, object]:

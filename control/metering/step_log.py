@@ -75,33 +75,38 @@ class StepLog:
         self._head = ("replica", replica_id, model)
         self._max_file_bytes = max_file_bytes
         self._max_files = max_files
-        self._handles: dict[str, int] = {}
+        # Of each request that is here: its attempt, and by what number the log calls it.
+        self._begun: dict[str, tuple[int, int]] = {}
         self._num_handles = 0
         self._number = 0
         self._num_bytes = 0
-        self._file = self._open()
+        self._open()
 
     def begin(self, request_id: str, attempt: int, offset: int) -> None:
         """An attempt is here, and goes on from `offset` tokens that were delivered before.
 
-        It takes the place of an earlier attempt of the same request.
+        It takes the place of an earlier attempt of the same request. Said again, it is no news.
         """
+        known, _ = self._begun.get(request_id, (None, 0))
+        if known == attempt:
+            return
         self._num_handles += 1
-        self._handles[request_id] = self._num_handles
+        self._begun[request_id] = (attempt, self._num_handles)
         self._write([("attempt", self._num_handles, request_id, attempt, offset)])
 
     def step(self, num_tokens: Mapping[str, int]) -> None:
         """What one step produced of each request that is here."""
         words: list[int | str] = ["step"]
         for request_id, count in num_tokens.items():
-            words += (self._handles[request_id], count)
+            _, handle = self._begun[request_id]
+            words += (handle, count)
         self._write([words])
         if self._num_bytes > self._max_file_bytes:
             self._next_file()
 
     def end(self, request_id: str) -> None:
-        """Nothing more comes of the request."""
-        self._handles.pop(request_id, None)
+        """Nothing more comes of the request; harmless if nothing came."""
+        self._begun.pop(request_id, None)
 
     def close(self) -> None:
         """Let go of the files: nothing more comes."""
@@ -111,16 +116,15 @@ class StepLog:
     def _next_file(self) -> None:
         os.close(self._file)
         self._number += 1
-        self._file = self._open()
+        self._open()
         oldest = self._folder / _name(self._number - self._max_files)
         oldest.unlink(missing_ok=True)
 
-    def _open(self) -> int:
+    def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._folder / _name(self._number), flags, 0o640)
         self._num_bytes = 0
         self._write([self._head])
-        return self._file
 
     def _write(self, frames: Iterable[object]) -> None:
         data = b"".join(map(_framed, frames))

@@ -6,13 +6,13 @@ was cut off, the text as it was stored decides.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control.identity.request_id import created_at_of
-from control.metering.output_scores import OutputScores, unpack_scores
+from control.metering.output_scores import unpack_scores
+from control.metering.settlement import ChoiceOutput
 from control.protocol.logprob_objects import Reader
 from engine.interface.generation_delta import FinishReason, GenerationDelta
 
@@ -24,17 +24,6 @@ _READ = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChoice:
-    """What one choice said, as it was kept."""
-
-    choice: int
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason | None
-    scores: OutputScores
-
-
 async def read_stored_deltas(
     connection: AsyncConnection, request_id: str, reader: Reader
 ) -> list[GenerationDelta]:
@@ -42,7 +31,7 @@ async def read_stored_deltas(
     key = {"created_at": created_at_of(request_id), "request_id": request_id}
     deltas: list[GenerationDelta] = []
     for row in await connection.execute(_READ, key):
-        stored = StoredChoice(
+        stored = ChoiceOutput(
             row.choice,
             tuple(row.token_ids),
             bytes(row.text).decode(),
@@ -54,7 +43,7 @@ async def read_stored_deltas(
 
 
 def deltas_of(
-    request_id: str, stored: StoredChoice, reader: Reader, previous: GenerationDelta | None
+    request_id: str, stored: ChoiceOutput, reader: Reader, previous: GenerationDelta | None
 ) -> Iterator[GenerationDelta]:
     """The choice's deltas, which follow the previous one's."""
     serial = 0 if previous is None else previous.serial + 1
