@@ -53,7 +53,7 @@ def main() -> None:
         "partitions": ensure_partitions,
         # What has ended is settled before anything is taken for lost.
         "late settlements": lambda _: settle_late(database, client),
-        "waste of the dead": lambda connection: book_the_dead(connection, step_logs),
+        "waste of the dead": lambda _: book_the_dead(database, step_logs),
         "old step logs": lambda _: remove_old(step_logs, STEP_LOG_AGE_S),
         "broken laws": report_violations,
         "expiry": lambda connection: expiry.expire(connection, client),

@@ -71,8 +71,8 @@ async def test_tokens_that_a_dead_replica_could_not_publish_are_its_waste(
     with service.database.begin() as connection:
         found = compare(connection, service.step_logs)
         assert [off.difference for off in found.off] == [2]
-        assert book_the_dead(connection, service.step_logs) == 2
-        assert book_the_dead(connection, service.step_logs) == 0
+    assert book_the_dead(service.database, service.step_logs) == 2
+    assert book_the_dead(service.database, service.step_logs) == 0
     waste = await asyncio.to_thread(wait_until_even, service, 1)
     assert waste == {WasteReason.REPLICA_LOST: 2}
 
